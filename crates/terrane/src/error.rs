@@ -1,0 +1,201 @@
+//! What can go wrong, in the words of Linux.
+//!
+//! [`Error`] is what a call returns and maps one to one to an errno; [`FaultError`] is what a page fault
+//! ends in and maps to a signal. Both are `Copy` and small: they cross the border to a program as a number.
+
+use core::fmt;
+
+/// There was not enough memory, physical or of the allocator. The operation has changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutOfMemory;
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("out of memory")
+    }
+}
+
+impl core::error::Error for OutOfMemory {}
+
+/// Why a call failed. Each variant is one Linux errno; a call that fails has changed nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// `EPERM`: the caller may not do this (a sealed or a forbidden range).
+    NotPermitted,
+    /// `EIO`: a file could not be read or written.
+    Io,
+    /// `EAGAIN`: a limit on locked memory, or a resource that is busy for a moment.
+    Again,
+    /// `ENOMEM`: no memory, no free addresses, a limit reached, or a hole where pages must be mapped.
+    NoMemory,
+    /// `EACCES`: the file or the mapping does not allow this protection.
+    Access,
+    /// `EFAULT`: a page could not be populated because touching it would raise a signal.
+    BadAddress,
+    /// `EEXIST`: something is mapped where `FIXED_NOREPLACE` asked for free space.
+    Exists,
+    /// `EINVAL`: an argument is malformed: alignment, length, flags.
+    Invalid,
+    /// `EOVERFLOW`: offset plus length do not fit.
+    Overflow,
+}
+
+impl Error {
+    /// The Linux errno, as on x86-64 and AArch64.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Error::NotPermitted => 1,
+            Error::Io => 5,
+            Error::Again => 11,
+            Error::NoMemory => 12,
+            Error::Access => 13,
+            Error::BadAddress => 14,
+            Error::Exists => 17,
+            Error::Invalid => 22,
+            Error::Overflow => 75,
+        }
+    }
+
+    /// The errno's name, such as `ENOMEM`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Error::NotPermitted => "EPERM",
+            Error::Io => "EIO",
+            Error::Again => "EAGAIN",
+            Error::NoMemory => "ENOMEM",
+            Error::Access => "EACCES",
+            Error::BadAddress => "EFAULT",
+            Error::Exists => "EEXIST",
+            Error::Invalid => "EINVAL",
+            Error::Overflow => "EOVERFLOW",
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = match self {
+            Error::NotPermitted => "operation not permitted",
+            Error::Io => "input or output error",
+            Error::Again => "resource temporarily unavailable",
+            Error::NoMemory => "out of memory or address space, or nothing mapped there",
+            Error::Access => "protection not allowed",
+            Error::BadAddress => "bad address",
+            Error::Exists => "range already mapped",
+            Error::Invalid => "invalid argument",
+            Error::Overflow => "offset and length overflow",
+        };
+        write!(f, "{words} ({})", self.name())
+    }
+}
+
+impl core::error::Error for Error {}
+
+impl From<OutOfMemory> for Error {
+    fn from(_: OutOfMemory) -> Self {
+        Error::NoMemory
+    }
+}
+
+/// Why a page fault could not be resolved. The page-table entry is as it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FaultError {
+    /// Nothing is mapped there: `SIGSEGV`, `SEGV_MAPERR`.
+    NotMapped,
+    /// The mapping does not allow this access: `SIGSEGV`, `SEGV_ACCERR`.
+    NotAllowed,
+    /// The page lies beyond the end of the file: `SIGBUS`, `BUS_ADRERR`.
+    BeyondEnd,
+    /// The page could not be read from its file: `SIGBUS`, `BUS_ADRERR`.
+    Io,
+    /// No frame or page table could be had. The host decides what to kill or wait for.
+    OutOfMemory,
+}
+
+impl FaultError {
+    /// What `MADV_POPULATE_…` and in-kernel copies report for a page that faults like this.
+    pub const fn as_populate_error(self) -> Error {
+        match self {
+            FaultError::NotMapped | FaultError::OutOfMemory => Error::NoMemory,
+            FaultError::NotAllowed | FaultError::BeyondEnd | FaultError::Io => Error::BadAddress,
+        }
+    }
+
+    /// The signal a program gets, as a Linux number: 11 (`SIGSEGV`), 7 (`SIGBUS`) or 9 (`SIGKILL`).
+    pub const fn signal(self) -> i32 {
+        match self {
+            FaultError::NotMapped | FaultError::NotAllowed => 11,
+            FaultError::BeyondEnd | FaultError::Io => 7,
+            FaultError::OutOfMemory => 9,
+        }
+    }
+
+    /// The `si_code` that goes with [`signal`](Self::signal).
+    pub const fn code(self) -> i32 {
+        match self {
+            FaultError::NotMapped => 1,
+            FaultError::NotAllowed => 2,
+            FaultError::BeyondEnd | FaultError::Io => 2,
+            FaultError::OutOfMemory => 0,
+        }
+    }
+}
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            FaultError::NotMapped => "no mapping at this address",
+            FaultError::NotAllowed => "access not allowed by the mapping",
+            FaultError::BeyondEnd => "page beyond the end of the file",
+            FaultError::Io => "page could not be read from its file",
+            FaultError::OutOfMemory => "out of memory",
+        })
+    }
+}
+
+impl core::error::Error for FaultError {}
+
+impl From<OutOfMemory> for FaultError {
+    fn from(_: OutOfMemory) -> Self {
+        FaultError::OutOfMemory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn each_error_is_one_errno() {
+        let all = [
+            (Error::NotPermitted, 1, "EPERM"),
+            (Error::Io, 5, "EIO"),
+            (Error::Again, 11, "EAGAIN"),
+            (Error::NoMemory, 12, "ENOMEM"),
+            (Error::Access, 13, "EACCES"),
+            (Error::BadAddress, 14, "EFAULT"),
+            (Error::Exists, 17, "EEXIST"),
+            (Error::Invalid, 22, "EINVAL"),
+            (Error::Overflow, 75, "EOVERFLOW"),
+        ];
+        for (error, number, name) in all {
+            assert_eq!((error.errno(), error.name()), (number, name));
+            assert!(
+                error.to_string().ends_with(name.trim_start_matches('(')) || error.to_string().contains(name)
+            );
+        }
+        assert_eq!(Error::from(OutOfMemory), Error::NoMemory);
+    }
+
+    #[test]
+    fn faults_end_in_signals() {
+        assert_eq!((FaultError::NotMapped.signal(), FaultError::NotMapped.code()), (11, 1));
+        assert_eq!((FaultError::NotAllowed.signal(), FaultError::NotAllowed.code()), (11, 2));
+        assert_eq!((FaultError::BeyondEnd.signal(), FaultError::Io.signal()), (7, 7));
+        assert_eq!(FaultError::from(OutOfMemory).as_populate_error(), Error::NoMemory);
+        assert_eq!(FaultError::BeyondEnd.as_populate_error(), Error::BadAddress);
+    }
+}

@@ -1,0 +1,128 @@
+//! The sequence counter of a VMA (source B, requirement B1).
+//!
+//! # What it guarantees
+//!
+//! Every change to an attribute that the fault handler looks at is bracketed by [`SeqCount::write_begin`] and
+//! [`SeqCount::write_end`]. A handler that read the attributes after a successful [`SeqCount::read`] and later
+//! sees [`SeqCount::unchanged`] used attributes that were all valid at one moment, and that stayed valid until
+//! the check.
+//!
+//! # Against a sweep of the page table
+//!
+//! The handler makes its last check while it owns the page-table entry; the writer makes the counter odd before
+//! it sweeps the entries. That is Dekker's pattern:
+//!
+//! | fault | layout change |
+//! |---|---|
+//! | takes the entry (`SeqCst` read-modify-write) | makes the counter odd |
+//! | | full fence |
+//! | reads the counter (`SeqCst`) | reads the entry |
+//!
+//! At least one side sees the other: the fault sees the odd counter and gives the entry back, or the sweep sees
+//! the entry taken, waits, and then sweeps what the fault published. The order is made by
+//! [`SeqCount::unchanged_while_owned`] and [`SeqCount::write_begin`].
+//!
+//! # Who may break it
+//!
+//! Whoever writes an attribute outside a bracket; whoever sweeps before `write_begin`; two writers at once
+//! (writers of one VMA exclude each other by the layout lock of the space).
+//!
+//! Source: L. Dufour, P. Zijlstra, "Speculative page faults", v11 (2018).
+
+use super::atomic::{AtomicU32, Ordering, fence};
+
+/// Set in a counter whose VMA has left its space for good; such a counter stays odd.
+const DEAD: u32 = 1 << 31;
+
+/// A counter that is odd while its object changes.
+#[derive(Debug, Default)]
+pub struct SeqCount(AtomicU32);
+
+impl SeqCount {
+    /// A counter at rest.
+    pub const fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Begins a read: the counter's value, or `None` while a change is under way or after [`kill`](Self::kill).
+    #[inline]
+    pub fn read(&self) -> Option<u32> {
+        let seq = self.0.load(Ordering::Acquire);
+        (seq & 1 == 0).then_some(seq)
+    }
+
+    /// True when no change has begun since [`read`](Self::read) gave `seq`: what was read in between is one
+    /// consistent state.
+    #[inline]
+    pub fn unchanged(&self, seq: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) == seq
+    }
+
+    /// The same check for a caller that has just taken a page-table entry: the read-modify-write that took it
+    /// must have been `SeqCst`, which orders it before this load without a fence of its own.
+    #[inline]
+    pub fn unchanged_while_owned(&self, seq: u32) -> bool {
+        self.0.load(Ordering::SeqCst) == seq
+    }
+
+    /// Begins a change: makes the counter odd, and orders that before everything that follows.
+    #[inline]
+    pub fn write_begin(&self) {
+        let seq = self.0.load(Ordering::Relaxed);
+        debug_assert!(seq & 1 == 0, "two writers of one VMA, or a dead one");
+        self.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Ends a change: the counter is even again and differs from before.
+    #[inline]
+    pub fn write_end(&self) {
+        let seq = self.0.load(Ordering::Relaxed);
+        debug_assert!(seq & 1 == 1);
+        self.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Release);
+    }
+
+    /// Makes the counter odd for ever: the VMA is no longer part of its space. Allowed at rest and during a
+    /// change.
+    #[inline]
+    pub fn kill(&self) {
+        let seq = self.0.load(Ordering::Relaxed);
+        self.0.store(seq | 1 | DEAD, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// True after [`kill`](Self::kill).
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.0.load(Ordering::Acquire) & DEAD != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_seen() {
+        let seq = SeqCount::new();
+        let begun = seq.read().unwrap();
+        assert!(seq.unchanged(begun) && seq.unchanged_while_owned(begun));
+        seq.write_begin();
+        assert!(seq.read().is_none() && !seq.unchanged(begun));
+        seq.write_end();
+        assert!(!seq.unchanged(begun));
+        assert!(seq.unchanged(seq.read().unwrap()));
+        seq.kill();
+        assert!(seq.read().is_none() && seq.is_dead());
+    }
+
+    #[test]
+    fn the_counter_wraps_without_dying() {
+        let seq = SeqCount(AtomicU32::new(DEAD - 2));
+        seq.write_begin();
+        seq.write_end();
+        assert!(!seq.is_dead());
+        assert_eq!(seq.read(), Some(0));
+    }
+}
