@@ -48,7 +48,13 @@ extern crate std;
 
 pub mod addr;
 pub mod error;
+pub mod frame;
+pub mod host;
+pub mod page_table;
+pub mod stats;
 pub mod sync;
+#[cfg(test)]
+mod testing;
 
 pub use addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE};
 pub use error::{Error, FaultError, OutOfMemory};
