@@ -50,6 +50,7 @@ pub mod addr;
 pub mod error;
 pub mod frame;
 pub mod host;
+pub mod index;
 pub mod page_table;
 pub mod stats;
 pub mod sync;

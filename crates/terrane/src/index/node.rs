@@ -1,0 +1,369 @@
+//! The two kinds of node: what is stored where, and in which order it is written.
+
+use crate::addr::PAGE_SIZE;
+use crate::sync::RetireLink;
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
+use core::hint::select_unpredictable;
+use core::ptr;
+
+/// The key of a slot without an entry. Greater than every address.
+pub(super) const FREE: u64 = u64::MAX;
+
+/// The bits of a key that hold the number of its slot: addresses are page aligned, so they are to be had.
+const SLOT_BITS: u64 = PAGE_SIZE - 1;
+
+/// No slot, in [`Leaf::recent`].
+const NO_SLOT: u8 = u8::MAX;
+
+/// The order of an empty leaf.
+const ORDER: u64 = 0xfedc_ba98_7654_3210;
+
+/// The ranks below `rank`, in an order.
+const fn mask(rank: usize) -> u64 {
+    (1 << (4 * rank)) - 1
+}
+
+/// An order without what it has at `rank`: those behind move up.
+const fn without(order: u64, rank: usize) -> u64 {
+    order & mask(rank) | order >> 4 & !mask(rank)
+}
+
+/// An order with `slot` at `rank`: those from there on move back, and the last one falls out.
+const fn with(order: u64, rank: usize, slot: usize) -> u64 {
+    order & mask(rank) | (slot as u64) << (4 * rank) | (order & !mask(rank)) << 4
+}
+
+/// An entry as writers carry it about: never read from the record, whose owner may change it first or last.
+pub(super) struct Item<T> {
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// Null for the sentinel.
+    pub(super) entry: *mut T,
+}
+
+impl<T> Clone for Item<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Item<T> {}
+
+/// A leaf: `N` slots in no order, and the order beside them.
+///
+/// Lookups read `keys`, `entries` and, after a miss, `obsolete`; everything else belongs to those who hold the layout lock.
+#[repr(C, align(64))]
+pub(super) struct Leaf<T, const N: usize> {
+    /// `start | number of the slot`, or [`FREE`].
+    keys: [AtomicU64; N],
+    entries: [AtomicPtr<T>; N],
+    ends: [AtomicU64; N],
+    /// A permutation of the slots, four bits each: the first `len` are in use, ascending by start; the others are
+    /// free. (After the permuter of Masstree: Y. Mao, E. Kohler, R. Morris, EuroSys 2012; but lookups do without.)
+    order: AtomicU64,
+    link: RetireLink,
+    len: AtomicU8,
+    /// The slot of the last insertion, or [`NO_SLOT`]: what tells an ascending or a descending run.
+    recent: AtomicU8,
+    obsolete: AtomicBool,
+}
+
+impl<T, const N: usize> Leaf<T, N> {
+    pub(super) const SIZES_FIT: () = assert!(N >= 4 && N.is_multiple_of(2) && N <= 16);
+
+    /// A leaf without entries.
+    pub(super) fn new() -> Self {
+        let () = Self::SIZES_FIT;
+        Self {
+            keys: core::array::from_fn(|_| AtomicU64::new(FREE)),
+            entries: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            ends: core::array::from_fn(|_| AtomicU64::new(0)),
+            order: AtomicU64::new(ORDER),
+            link: RetireLink::new(),
+            len: AtomicU8::new(0),
+            recent: AtomicU8::new(NO_SLOT),
+            obsolete: AtomicBool::new(false),
+        }
+    }
+
+    /// The entry with the greatest start at or below `addr`; null when there is none or it is the sentinel.
+    ///
+    /// One pass without branches. The distance of a start above `addr`, or of [`FREE`], wraps to more than any
+    /// distance of a start below, so the least distance decides; and it gives the slot back in its low bits.
+    #[inline]
+    pub(super) fn locate(&self, addr: u64) -> *mut T {
+        let limit = addr | SLOT_BITS;
+        let mut least = [u64::MAX; 2];
+        for group in self.keys.as_chunks::<2>().0 {
+            for (least, key) in least.iter_mut().zip(group) {
+                let distance = limit.wrapping_sub(key.load(Ordering::Relaxed));
+                *least = select_unpredictable(distance < *least, distance, *least);
+            }
+        }
+        // Pairs with the release of the key: the entry below is the one stored with that key, or a later one.
+        fence(Ordering::Acquire);
+        let least = least[0].min(least[1]);
+        if least > limit {
+            return ptr::null_mut();
+        }
+        match self.entries.get((limit.wrapping_sub(least) & SLOT_BITS) as usize) {
+            Some(entry) => entry.load(Ordering::Acquire),
+            None => ptr::null_mut(),
+        }
+    }
+
+    /// How many entries start below `bound`, which is at most the end of the limits: the rank of the first that
+    /// does not.
+    #[inline]
+    pub(super) fn rank(&self, bound: u64) -> usize {
+        self.keys.iter().map(|key| usize::from(key.load(Ordering::Relaxed) & !SLOT_BITS < bound)).sum()
+    }
+
+    #[inline]
+    fn slot(&self, rank: usize) -> usize {
+        (self.order.load(Ordering::Relaxed) >> (4 * rank) & 15) as usize % N
+    }
+
+    /// Entries in the leaf, the sentinel included.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed) as usize
+    }
+
+    /// The start of the entry of this rank.
+    #[inline]
+    pub(super) fn start(&self, rank: usize) -> u64 {
+        self.keys[self.slot(rank)].load(Ordering::Relaxed) & !SLOT_BITS
+    }
+
+    /// The end of the entry of this rank.
+    #[inline]
+    pub(super) fn end(&self, rank: usize) -> u64 {
+        self.ends[self.slot(rank)].load(Ordering::Relaxed)
+    }
+
+    /// The entry of this rank; null for the sentinel.
+    #[inline]
+    pub(super) fn entry(&self, rank: usize) -> *mut T {
+        let slot = self.slot(rank);
+        // A key seen free means that somebody writes without the layout lock; what the slot still points to may
+        // be gone.
+        if self.keys[slot].load(Ordering::Acquire) == FREE {
+            return ptr::null_mut();
+        }
+        self.entries[slot].load(Ordering::Acquire)
+    }
+
+    pub(super) fn item(&self, rank: usize) -> Item<T> {
+        Item { start: self.start(rank), end: self.end(rank), entry: self.entry(rank) }
+    }
+
+    /// The rank of the entry that starts at `start`.
+    #[inline]
+    pub(super) fn rank_of(&self, start: u64) -> Option<usize> {
+        let rank = self.rank(start);
+        (rank < self.len() && self.start(rank) == start).then_some(rank)
+    }
+
+    /// Adds an entry as the one of this rank, to a leaf that is not full.
+    #[inline]
+    pub(super) fn insert(&self, rank: usize, item: Item<T>) {
+        let len = self.len();
+        let slot = self.slot(len);
+        // Takes the free slot out of its place, and lets it in before the later ones.
+        let order = without(self.order.load(Ordering::Relaxed), len);
+        self.order.store(with(order, rank, slot), Ordering::Relaxed);
+        self.len.store(len as u8 + 1, Ordering::Relaxed);
+        self.recent.store(slot as u8, Ordering::Relaxed);
+        self.ends[slot].store(item.end, Ordering::Relaxed);
+        self.entries[slot].store(item.entry, Ordering::Release);
+        self.keys[slot].store(item.start | slot as u64, Ordering::Release);
+    }
+
+    /// Takes the entry of this rank out.
+    #[inline]
+    pub(super) fn remove(&self, rank: usize) {
+        let slot = self.slot(rank);
+        self.keys[slot].store(FREE, Ordering::Release);
+        let len = self.len() - 1;
+        // The slot becomes the first of the free ones.
+        let order = without(self.order.load(Ordering::Relaxed), rank);
+        self.order.store(with(order, len, slot), Ordering::Relaxed);
+        self.len.store(len as u8, Ordering::Relaxed);
+        if self.recent.load(Ordering::Relaxed) == slot as u8 {
+            self.recent.store(NO_SLOT, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_start(&self, rank: usize, start: u64) {
+        let slot = self.slot(rank);
+        self.keys[slot].store(start | slot as u64, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn set_end(&self, rank: usize, end: u64) {
+        self.ends[self.slot(rank)].store(end, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn set_entry(&self, rank: usize, entry: *mut T) {
+        self.entries[self.slot(rank)].store(entry, Ordering::Release);
+    }
+
+    /// True when the entry of this rank was the last one inserted.
+    pub(super) fn is_recent(&self, rank: usize) -> bool {
+        self.slot(rank) == self.recent.load(Ordering::Relaxed) as usize
+    }
+
+    /// Makes the entry of this rank the one inserted last.
+    pub(super) fn set_recent(&self, rank: usize) {
+        self.recent.store(self.slot(rank) as u8, Ordering::Relaxed);
+    }
+
+    /// Forgets which entry was inserted last: filling a new leaf from an old one is no run.
+    pub(super) fn forget_recent(&self) {
+        self.recent.store(NO_SLOT, Ordering::Relaxed);
+    }
+}
+
+/// A child as writers carry it about.
+#[derive(Clone, Copy)]
+pub(super) struct Child {
+    pub(super) node: *mut (),
+    /// The least address below the child, as its parent says it.
+    pub(super) from: u64,
+    /// Upper bound on the largest gap before an entry below the child.
+    pub(super) gap: u64,
+}
+
+/// An inner node of up to `F` children. Which children it has never changes once it is published; what a child
+/// pointer, a separator or a gap hint says may.
+#[repr(C, align(64))]
+pub(super) struct Inner<const F: usize> {
+    /// Copies of the separators a quarter, a half and three quarters into the node: a lookup reads this line, one
+    /// quarter of `from` and one child, instead of all of the node.
+    quarters: [AtomicU64; 3],
+    link: RetireLink,
+    /// Written before the node is published.
+    len: AtomicU8,
+    obsolete: AtomicBool,
+    /// `from[i]` is the least address routed to child `i`, ascending; 0 for the first and [`FREE`] for none.
+    from: [AtomicU64; F],
+    children: [AtomicPtr<()>; F],
+    gaps: [AtomicU64; F],
+}
+
+impl<const F: usize> Inner<F> {
+    pub(super) const SIZES_FIT: () = assert!(F >= 4 && F.is_multiple_of(4) && F < 255);
+
+    /// A node without children, to be filled before it is published.
+    pub(super) fn new() -> Self {
+        let () = Self::SIZES_FIT;
+        Self {
+            quarters: core::array::from_fn(|_| AtomicU64::new(FREE)),
+            from: core::array::from_fn(|_| AtomicU64::new(FREE)),
+            children: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            gaps: core::array::from_fn(|_| AtomicU64::new(0)),
+            link: RetireLink::new(),
+            len: AtomicU8::new(0),
+            obsolete: AtomicBool::new(false),
+        }
+    }
+
+    /// Adds a child behind the others, to a node that is not yet published.
+    pub(super) fn push(&self, child: Child) {
+        let at = self.len();
+        self.set_from(at, if at == 0 { 0 } else { child.from });
+        self.children[at].store(child.node, Ordering::Relaxed);
+        self.gaps[at].store(child.gap, Ordering::Relaxed);
+        self.len.store(at as u8 + 1, Ordering::Relaxed);
+    }
+
+    /// The number of the child that `addr` belongs to.
+    ///
+    /// Counts all separators, without branches. A count is also what makes in-place changes harmless: a separator
+    /// is on the same side of a given entry whenever it is read, so any mixture of old and new values routes the
+    /// entry's addresses to the same child.
+    #[inline]
+    pub(super) fn route(&self, addr: u64) -> usize {
+        // Two steps, each of comparisons that do not wait for one another: a binary search waits five times.
+        let below = |from: &AtomicU64| usize::from(from.load(Ordering::Relaxed) <= addr);
+        let quarter = self.quarters.iter().map(below).sum::<usize>() * (F / 4);
+        let within = self.from[quarter..][1..F / 4].iter().map(below).sum::<usize>();
+        quarter + within
+    }
+
+    #[inline]
+    pub(super) fn child(&self, at: usize) -> *mut () {
+        self.children[at].load(Ordering::Acquire)
+    }
+
+    /// Publishes another node for the same span.
+    pub(super) fn set_child(&self, at: usize, node: *mut ()) {
+        self.children[at].store(node, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed) as usize
+    }
+
+    #[inline]
+    pub(super) fn from(&self, at: usize) -> u64 {
+        self.from[at].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_from(&self, at: usize, from: u64) {
+        self.from[at].store(from, Ordering::Relaxed);
+        if at > 0 && at.is_multiple_of(F / 4) {
+            self.quarters[at / (F / 4) - 1].store(from, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn gap(&self, at: usize) -> &AtomicU64 {
+        &self.gaps[at]
+    }
+
+    /// The highest of all gap hints.
+    pub(super) fn highest_gap(&self) -> u64 {
+        self.gaps[..self.len()].iter().fold(0, |most, gap| most.max(gap.load(Ordering::Relaxed)))
+    }
+
+    /// True when a neighbour's span has swallowed that of child `at`, which then holds no entry.
+    pub(super) fn is_swallowed(&self, at: usize) -> bool {
+        at + 1 < self.len() && self.from(at) >= self.from(at + 1)
+    }
+
+    pub(super) fn as_child(&self, at: usize) -> Child {
+        Child { node: self.child(at), from: self.from(at), gap: self.gap(at).load(Ordering::Relaxed) }
+    }
+}
+
+/// What leaves and inner nodes have in common: the end of their life.
+///
+/// # Safety
+/// `OFFSET` is the offset of the embedded [`RetireLink`].
+pub(super) unsafe trait Node {
+    const OFFSET: usize;
+    fn obsolete(&self) -> &AtomicBool;
+}
+
+// SAFETY: the offset of the field of that type.
+unsafe impl<T, const N: usize> Node for Leaf<T, N> {
+    const OFFSET: usize = core::mem::offset_of!(Self, link);
+    #[inline]
+    fn obsolete(&self) -> &AtomicBool {
+        &self.obsolete
+    }
+}
+
+// SAFETY: the offset of the field of that type.
+unsafe impl<const F: usize> Node for Inner<F> {
+    const OFFSET: usize = core::mem::offset_of!(Self, link);
+    #[inline]
+    fn obsolete(&self) -> &AtomicBool {
+        &self.obsolete
+    }
+}
