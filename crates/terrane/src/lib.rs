@@ -51,11 +51,16 @@ pub mod error;
 pub mod frame;
 pub mod host;
 pub mod index;
+pub mod machine;
+pub mod mm;
+pub mod object;
 pub mod page_table;
+pub mod rmap;
 pub mod stats;
 pub mod sync;
 #[cfg(test)]
 mod testing;
+pub mod vma;
 
 pub use addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE};
 pub use error::{Error, FaultError, OutOfMemory};

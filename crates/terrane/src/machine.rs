@@ -1,0 +1,293 @@
+//! A machine: a host, its frames, its CPUs. Many address spaces share one.
+//!
+//! Nothing here knows what a mapping is. [`Machine`] owns what is common to all spaces; a [`Cpu`] is the right
+//! to act as one of its processors, and every call takes one.
+
+use crate::addr::Frame;
+use crate::error::{Error, OutOfMemory};
+use crate::frame::{Frames, Ram, Slab};
+use crate::host::{Host, Ticket};
+use crate::stats::Stats;
+use crate::sync::{CpuId, Epoch, Participant, Pin, Shared};
+use core::cell::Cell;
+use core::marker::PhantomData;
+use core::mem::MaybeUninit;
+
+/// Storage for one VMA record: the layer above gives it its meaning.
+#[repr(C, align(64))]
+pub struct Record(MaybeUninit<[u8; 128]>);
+
+impl Record {
+    /// Storage that holds nothing yet.
+    pub const fn new() -> Self {
+        Self(MaybeUninit::uninit())
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A host with its frames, statistics and the records of its spaces.
+pub struct Machine<H: Host> {
+    // Dropped in this order: retired records are freed into `records` when `epoch` goes.
+    epoch: Epoch,
+    frames: Frames,
+    stats: Stats,
+    records: Slab<Record>,
+    zero_frame: Frame,
+    /// Serialises those who act without a CPU of their own (destructors); its id is not for others.
+    housekeeper: lock_api::Mutex<H::Mutex, CpuId>,
+    host: H,
+}
+
+/// What a machine holds at one moment; exact at rest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// Frames of the machine.
+    pub frames_total: usize,
+    /// Frames that are free.
+    pub frames_free: usize,
+    /// VMA records in use, in all spaces; those waiting for reclamation included.
+    pub vmas: usize,
+    /// Bytes that VMA records take from the allocator.
+    pub vma_bytes: usize,
+    /// Bytes of metadata a frame.
+    pub bytes_per_frame: usize,
+}
+
+impl<H: Host> Machine<H> {
+    /// A machine for at most `cpus` CPUs at a time.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] when the metadata or the frame of zeros cannot be had.
+    pub fn try_new(host: H, cpus: usize) -> Result<Shared<Self>, OutOfMemory> {
+        let cpus = cpus.checked_add(1).ok_or(OutOfMemory)?;
+        let epoch = Epoch::try_new(cpus)?;
+        let frames = Frames::try_new(host.frames(), cpus)?;
+        let stats = Stats::try_new(cpus)?;
+        let records = Slab::try_new(cpus)?;
+        let (zero_frame, housekeeper) = {
+            let me = epoch.register().ok_or(OutOfMemory)?;
+            let pin = me.pin();
+            let ram = Ram { host: &host, frames: &frames, stats: &stats, pin: &pin };
+            (ram.allocate_zeroed().ok_or(OutOfMemory)?, pin.cpu())
+        };
+        let housekeeper = lock_api::Mutex::new(housekeeper);
+        Shared::try_new(Self { epoch, frames, stats, records, zero_frame, housekeeper, host })
+    }
+
+    /// The host.
+    #[inline]
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The frames.
+    #[inline]
+    pub fn frames(&self) -> &Frames {
+        &self.frames
+    }
+
+    /// The counters.
+    #[inline]
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The epoch.
+    #[inline]
+    pub fn epoch(&self) -> &Epoch {
+        &self.epoch
+    }
+
+    /// Storage of VMA records.
+    #[inline]
+    pub fn records(&self) -> &Slab<Record> {
+        &self.records
+    }
+
+    /// The frame that reads as zeros and is never written, mapped wherever untouched memory is read.
+    #[inline]
+    pub fn zero_frame(&self) -> Frame {
+        self.zero_frame
+    }
+
+    /// Physical memory as the pinned CPU sees it.
+    #[inline]
+    pub fn ram<'a>(&'a self, pin: &'a Pin<'a>) -> Ram<'a, H> {
+        Ram { host: &self.host, frames: &self.frames, stats: &self.stats, pin }
+    }
+
+    /// What is in use.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            frames_total: self.frames.total(),
+            frames_free: self.frames.free_frames(),
+            vmas: self.records.live(),
+            vma_bytes: self.records.bytes(),
+            bytes_per_frame: size_of::<crate::frame::FrameMeta>(),
+        }
+    }
+}
+
+impl<H: Host> Drop for Machine<H> {
+    fn drop(&mut self) {
+        // Retired objects may hold frames and records: free them while those still exist.
+        for index in 0..self.epoch.used() {
+            // SAFETY: whoever drops the machine is its only user.
+            unsafe { self.epoch.participant(CpuId(index as u32)) }.collect_all();
+        }
+    }
+}
+
+/// One processor of a machine, registered. One thread of execution uses it at a time: it is `Send`, not `Sync`.
+pub struct Cpu<H: Host> {
+    machine: Shared<Machine<H>>,
+    id: CpuId,
+    owned: bool,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl<H: Host> Cpu<H> {
+    /// Registers a CPU.
+    ///
+    /// # Errors
+    /// [`Error::Again`] when all CPUs that the machine was made for are registered.
+    pub fn try_new(machine: &Shared<Machine<H>>) -> Result<Self, Error> {
+        let id = machine.epoch.register().ok_or(Error::Again)?.id();
+        Ok(Self { machine: machine.clone(), id, owned: true, not_sync: PhantomData })
+    }
+
+    /// Runs `act` as the machine's housekeeper: for destructors, which have no CPU of their own. Waits for
+    /// others who do the same; `act` must not come back here.
+    pub fn as_housekeeper<R>(machine: &Shared<Machine<H>>, act: impl FnOnce(&Self) -> R) -> R {
+        let id = machine.housekeeper.lock();
+        let cpu = Self { machine: machine.clone(), id: *id, owned: false, not_sync: PhantomData };
+        act(&cpu)
+    }
+
+    /// Which CPU this is.
+    #[inline]
+    pub fn id(&self) -> CpuId {
+        self.id
+    }
+
+    /// The machine it belongs to.
+    #[inline]
+    pub fn machine(&self) -> &Shared<Machine<H>> {
+        &self.machine
+    }
+
+    /// This CPU in the machine's epoch.
+    #[inline]
+    pub fn participant(&self) -> Participant<'_> {
+        // SAFETY: the id was registered for this value alone (or is the housekeeper's, under its lock), and
+        // being `!Sync` this value has one user at a time.
+        unsafe { self.machine.epoch.participant(self.id) }
+    }
+
+    /// Pins this CPU; see [`Epoch`]. Not while it is pinned already.
+    #[inline]
+    pub fn pin(&self) -> Pin<'_> {
+        loop {
+            if let Some(pin) = self.machine.epoch.try_pin_other(self.id) {
+                return pin;
+            }
+            crate::sync::atomic::spin_loop();
+        }
+    }
+
+    /// Frees what this CPU gave up and nobody uses any more, if enough has come together. Not while pinned.
+    #[inline]
+    pub fn tidy(&self) {
+        self.participant().collect();
+        // A look without the pin: the queue is ours, unless another CPU drains it this very moment.
+        if self.machine.frames.deferred(self.id) > 0 {
+            let pin = self.pin();
+            self.settle_pinned(&pin);
+        }
+    }
+
+    /// Waits until no store through a translation that `ticket`'s shoot-down (this CPU's) took away can land any more: for
+    /// pages that stay in use but must stand still. Not while pinned.
+    pub fn await_stores(&self, ticket: Ticket) {
+        let host = self.machine.host();
+        if ticket != Ticket::PASSED && !host.has_passed(self.id, ticket) {
+            host.settle(self.id, ticket);
+        }
+    }
+
+    /// Frees deferred frames of the pinned CPU (this one or an idle one) whose grace is over.
+    fn settle_pinned(&self, pin: &Pin<'_>) -> usize {
+        let machine = &*self.machine;
+        machine.frames.settle(pin, &|cpu, ticket| machine.host.has_passed(cpu, ticket))
+    }
+
+    /// For when memory is short: frees what can be freed, and while frames are on their way back (their shoot-down has not
+    /// passed, or a CPU that was interrupted while pinned holds the epoch) waits for the first of them, for a bounded
+    /// time. False when nothing came back. Not while pinned.
+    pub fn find_memory(&self) -> bool {
+        /// Rounds of [`Wait::relax`](crate::host::Wait::relax): with threads for CPUs, as many turns of the others.
+        const ROUNDS: u32 = 10_000;
+        for round in 0..ROUNDS {
+            if self.quiesce() > 0 {
+                return true;
+            }
+            if self.machine.frames.deferred_frames() == 0 {
+                return false;
+            }
+            self.machine.host.relax(self.id, round + 100);
+        }
+        false
+    }
+
+    /// Frees everything that can be freed, also what other CPUs gave up, waiting for shoot-downs under way.
+    /// For when memory is short and for counting at rest. Not while pinned. Returns how many frames and records
+    /// came back.
+    pub fn quiesce(&self) -> usize {
+        let machine = &*self.machine;
+        let mut freed = 0;
+        // Three rounds: what is retired in one (a destructor gives up more) is freed in the next.
+        for _ in 0..3 {
+            for index in 0..machine.epoch.used() {
+                let id = CpuId(index as u32);
+                freed += self.participant().collect_from(id);
+                let waiting: Option<(CpuId, Ticket)> = {
+                    let Some(pin) = machine.epoch.try_pin_other(id) else { continue };
+                    freed += self.settle_pinned(&pin);
+                    machine.frames.oldest_deferred(&pin).map(|grace| (id, grace.ticket))
+                };
+                if let Some((id, ticket)) = waiting {
+                    machine.host.settle(id, ticket);
+                    machine.epoch.try_advance();
+                    machine.epoch.try_advance();
+                    if let Some(pin) = machine.epoch.try_pin_other(id) {
+                        freed += self.settle_pinned(&pin);
+                    }
+                }
+            }
+        }
+        freed
+    }
+}
+
+impl<H: Host> Drop for Cpu<H> {
+    fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
+        // All of it: a retired VMA may own an object, and an object its machine, which would never go.
+        self.participant().collect_all();
+        {
+            let pin = self.pin();
+            self.settle_pinned(&pin);
+            self.machine.frames.drain_cpu(&pin);
+            self.machine.records.drain_cpu(&pin);
+        }
+        // SAFETY: registered by `try_new` for this value, which ends here.
+        unsafe { self.machine.epoch.unregister(self.id) };
+    }
+}

@@ -1,0 +1,339 @@
+//! Objects: what a mapping shows besides private memory.
+//!
+//! An [`Object`] is a sequence of pages that several mappings, in several spaces, may show: a file, or memory
+//! shared between them. It knows nothing of mappings but a list of opaque links, so that the reverse-mapping
+//! layer above can find them.
+//!
+//! # Pages without reference counts
+//!
+//! A page-table entry that maps a page of an object does *not* count as a reference, so that two processors that
+//! map pages of one file write nothing in common. What keeps the page alive is that whoever takes a page out of
+//! the cache first clears its slot, then removes every mapping it finds through reverse mapping, waiting
+//! out entries that are taken, and only then gives the frame up, through the epoch. A fault that has taken an
+//! entry looks at the slot once more before it publishes ([`Object::still_holds`]): Dekker's pattern again, as
+//! between the sequence counter and a sweep.
+//!
+//! # Reading
+//!
+//! A page that is being read stands in its slot with [`FrameFlags::LOCKED`] set. Whoever needs it waits on its
+//! flags, holding nothing, and looks again.
+
+mod cache;
+mod io;
+
+pub use cache::Slots;
+
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use crate::error::{Error, OutOfMemory};
+use crate::frame::FrameFlags;
+use crate::host::{File, Host};
+use crate::machine::Machine;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{Pin, Shared};
+use cache::PageCache;
+use core::cell::Cell;
+use core::ptr;
+
+/// What an object's pages come from.
+enum Source<F> {
+    /// Memory: a page starts as zeros and exists nowhere else.
+    Memory,
+    /// A file.
+    File(F),
+}
+
+/// A sequence of pages that mappings show: a file or shared memory.
+pub struct Object<H: Host> {
+    machine: Shared<Machine<H>>,
+    source: Source<H::File>,
+    pages: PageCache,
+    /// Length in bytes; pages beyond cannot be touched.
+    len: AtomicU64,
+    /// The mappings that show this object, for the reverse-mapping layer.
+    mappings: lock_api::Mutex<H::Mutex, MappingList>,
+    /// Held while dirty pages are written, or the object is cut short: by one at a time.
+    io: lock_api::Mutex<H::Mutex, ()>,
+}
+
+/// A page of an object, as a fault finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Page {
+    /// In memory and valid.
+    Ready(Frame),
+    /// Being read: wait with [`Object::wait_for`].
+    Reading(Frame),
+    /// Not in memory: [`Object::read_in`] brings it.
+    Absent,
+    /// Beyond the end of the object.
+    BeyondEnd,
+}
+
+impl<H: Host> Object<H> {
+    /// Memory of `len` bytes, shared by those who map it. Pages are made when first touched.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn shared_memory(machine: &Shared<Machine<H>>, len: u64) -> Result<Shared<Self>, OutOfMemory> {
+        Self::try_new(machine, Source::Memory, len)
+    }
+
+    /// A file with its page cache. A file should have one object: two have caches of their own.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn file(machine: &Shared<Machine<H>>, file: H::File) -> Result<Shared<Self>, OutOfMemory> {
+        let len = file.len();
+        Self::try_new(machine, Source::File(file), len)
+    }
+
+    fn try_new(
+        machine: &Shared<Machine<H>>,
+        source: Source<H::File>,
+        len: u64,
+    ) -> Result<Shared<Self>, OutOfMemory> {
+        Shared::try_new(Self {
+            machine: machine.clone(),
+            source,
+            pages: PageCache::new(),
+            len: AtomicU64::new(len),
+            mappings: lock_api::Mutex::new(MappingList::new()),
+            io: lock_api::Mutex::new(()),
+        })
+    }
+
+    /// The machine whose frames it uses.
+    pub fn machine(&self) -> &Shared<Machine<H>> {
+        &self.machine
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// True for a length of zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Length in pages, the last perhaps partly beyond the end.
+    #[inline]
+    pub fn pages(&self) -> u64 {
+        (self.len() >> PAGE_SHIFT) + u64::from(self.len() & (PAGE_SIZE - 1) != 0)
+    }
+
+    /// True when stores are to reach a file, and so must be noticed page by page.
+    #[inline]
+    pub fn is_file(&self) -> bool {
+        matches!(self.source, Source::File(_))
+    }
+
+    /// True when shared mappings may be writable.
+    pub fn is_writable(&self) -> bool {
+        match &self.source {
+            Source::Memory => true,
+            Source::File(file) => file.is_writable(),
+        }
+    }
+
+    /// Pages in memory. O(pages in memory).
+    pub fn resident(&self) -> usize {
+        let mut count = 0;
+        self.pages.for_each_until(0, |_, _| {
+            count += 1;
+            true
+        });
+        count
+    }
+
+    /// Page `index`, if it is in memory. Lock-free; writes nothing.
+    #[inline]
+    pub fn page(&self, pin: &Pin<'_>, index: u64) -> Page {
+        if index >= self.pages() {
+            return Page::BeyondEnd;
+        }
+        match self.pages.get(pin, index) {
+            None => Page::Absent,
+            Some(frame) => self.state(frame),
+        }
+    }
+
+    #[inline]
+    fn state(&self, frame: Frame) -> Page {
+        let flags = self.machine.frames().meta(frame).flags();
+        if flags.contains(FrameFlags::UPTODATE) { Page::Ready(frame) } else { Page::Reading(frame) }
+    }
+
+    /// The 64 slots around page `index` (aligned), for work on many pages; `None` when none was ever filled.
+    #[inline]
+    pub fn slots<'p>(&'p self, pin: &'p Pin<'_>, index: u64) -> Option<Slots<'p>> {
+        self.pages.slots(pin, index)
+    }
+
+    /// True when `frame` is valid: for use with [`slots`](Self::slots).
+    #[inline]
+    pub fn is_ready(&self, frame: Frame) -> bool {
+        self.machine.frames().meta(frame).flags().contains(FrameFlags::UPTODATE)
+    }
+
+    /// True when page `index` is still `frame`. For a caller that has just taken a page-table entry with a
+    /// `SeqCst` read-modify-write; see the head of the module.
+    #[inline]
+    pub fn still_holds(&self, pin: &Pin<'_>, index: u64, frame: Frame) -> bool {
+        self.pages.get(pin, index) == Some(frame)
+    }
+
+    /// A page of shared memory that does not exist yet: makes it, or finds what another made meanwhile.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Frame, OutOfMemory> {
+        debug_assert!(!self.is_file());
+        let ram = self.machine.ram(pin);
+        let slot = self.pages.make_slot(pin, index)?;
+        let frame = ram.allocate_zeroed().ok_or(OutOfMemory)?;
+        let meta = ram.frames.meta(frame);
+        meta.set_owner(ptr::from_ref(self).cast_mut().cast());
+        meta.set_index(index);
+        meta.init_flags(FrameFlags::CACHE | FrameFlags::UPTODATE);
+        match slot.fill(frame) {
+            Ok(()) => Ok(frame),
+            Err(winner) => {
+                ram.free(frame);
+                Ok(winner)
+            }
+        }
+    }
+
+    /// Says that page `index`, `frame`, is about to be written through a mapping.
+    #[inline]
+    pub fn mark_dirty(&self, frame: Frame) {
+        let meta = self.machine.frames().meta(frame);
+        // Looked at first: threads that write one page share no line until one of them must.
+        if !meta.flags().contains(FrameFlags::DIRTY) {
+            meta.set_flags(FrameFlags::DIRTY);
+        }
+    }
+
+    /// The list of mappings, locked. Whoever takes it counts `rmap_lock`.
+    pub fn lock_mappings(&self) -> lock_api::MutexGuard<'_, H::Mutex, MappingList> {
+        self.mappings.lock()
+    }
+
+    pub(crate) fn lock_io(&self) -> lock_api::MutexGuard<'_, H::Mutex, ()> {
+        self.io.lock()
+    }
+
+    pub(crate) fn store_len(&self, len: u64) {
+        self.len.store(len, Ordering::SeqCst);
+    }
+
+    /// Checks that `len` bytes at `offset` can be named in pages.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`] when they cannot, [`Error::Invalid`] for an offset off the page boundary.
+    pub fn check_extent(offset: u64, len: u64) -> Result<(), Error> {
+        if offset & (PAGE_SIZE - 1) != 0 {
+            return Err(Error::Invalid);
+        }
+        // As in Linux: the last page's number must fit the file's index.
+        offset.checked_add(len).filter(|&end| end <= i64::MAX as u64).map(|_| ()).ok_or(Error::Overflow)
+    }
+}
+
+/// A mapping's place in the list of its object: part of the VMA record.
+pub struct MappingLink {
+    prev: Cell<*const MappingLink>,
+    next: Cell<*const MappingLink>,
+}
+
+impl MappingLink {
+    /// A link in no list.
+    pub const fn new() -> Self {
+        Self { prev: Cell::new(ptr::null()), next: Cell::new(ptr::null()) }
+    }
+}
+
+impl Default for MappingLink {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The mappings of an object: a list through their records. Used under the object's mapping lock only.
+pub struct MappingList {
+    first: Cell<*const MappingLink>,
+    len: Cell<usize>,
+}
+
+// SAFETY: the list is reached only through its lock, and so are the links while they are in it.
+unsafe impl Send for MappingList {}
+
+impl MappingList {
+    fn new() -> Self {
+        Self { first: Cell::new(ptr::null()), len: Cell::new(0) }
+    }
+
+    /// Mappings in the list.
+    pub fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    /// True when nothing maps the object.
+    pub fn is_empty(&self) -> bool {
+        self.len.get() == 0
+    }
+
+    /// Adds a link. O(1).
+    ///
+    /// # Safety
+    /// `link` is in no list, and stays where it is until [`remove`](Self::remove) takes it out.
+    pub unsafe fn insert(&self, link: *const MappingLink) {
+        let first = self.first.get();
+        // SAFETY: the caller's promise; links in the list are valid by the same promise.
+        unsafe {
+            (*link).prev.set(ptr::null());
+            (*link).next.set(first);
+            if !first.is_null() {
+                (*first).prev.set(link);
+            }
+        }
+        self.first.set(link);
+        self.len.set(self.len.get() + 1);
+    }
+
+    /// Takes a link out. O(1).
+    ///
+    /// # Safety
+    /// `link` is in this list.
+    pub unsafe fn remove(&self, link: *const MappingLink) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (prev, next) = ((*link).prev.get(), (*link).next.get());
+            if prev.is_null() {
+                self.first.set(next);
+            } else {
+                (*prev).next.set(next);
+            }
+            if !next.is_null() {
+                (*next).prev.set(prev);
+            }
+        }
+        self.len.set(self.len.get() - 1);
+    }
+
+    /// The links, newest first; valid while the lock is held.
+    pub fn iter(&self) -> impl Iterator<Item = *const MappingLink> + '_ {
+        let mut next = self.first.get();
+        core::iter::from_fn(move || {
+            if next.is_null() {
+                return None;
+            }
+            let link = next;
+            // SAFETY: links in the list are valid, and the borrow of `self` keeps the lock held.
+            next = unsafe { (*link).next.get() };
+            Some(link)
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Finding every page-table entry that maps a page.
+//!
+//! A walk holds the lock of the anon_vma tree or of the object's mappings, so no space in it can go away, and looks
+//! into page tables under a pin. It sees every mapping that exists throughout the walk: entries are set only
+//! where the VMA allows, and a VMA of an object joins the list of mappings before it can be faulted on and leaves it after
+//! it has been swept. `visit` works on the entry by its protocol, against faults that run at the same time.
+
+use crate::addr::{AddrRange, Frame, PAGE_SHIFT};
+use crate::frame::{FrameFlags, Ram};
+use crate::host::Host;
+use crate::machine::Cpu;
+use crate::mm::Mm;
+use crate::object::{MappingLink, Object};
+use crate::page_table::{Pte, Slot};
+use crate::rmap::AnonVma;
+use crate::stats::Counter;
+use crate::vma::Vma;
+use core::mem::offset_of;
+use core::ops::{ControlFlow, Range};
+
+/// Calls `visit` for each entry that maps `frame`, whatever kind of page it is. Blocks on the reverse-mapping lock;
+/// not while pinned. O(spaces or mappings that may share the page).
+///
+/// Returns false when the page had no owner (any more), and so could not be looked for.
+pub fn for_each_mapping<H: Host>(
+    cpu: &Cpu<H>,
+    frame: Frame,
+    mut visit: impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Slot),
+) -> bool {
+    let machine = cpu.machine();
+    let (anon, index) = {
+        let pin = cpu.pin();
+        let meta = machine.frames().meta(frame);
+        // The owner is read before and after: in between the frame was in use as a private page, and then so is the
+        // owner. A frame that is free keeps other things there.
+        let owner = meta.owner();
+        let mapped = meta.flags().contains(FrameFlags::ANON) && meta.references() > 0;
+        if !mapped || owner.is_null() || meta.owner() != owner {
+            return false;
+        }
+        // SAFETY: a private page that is mapped names an anon_vma in its tree, whose memory outlasts the pin.
+        let anon = unsafe { &*owner.cast::<AnonVma<H>>().cast_const() };
+        if !anon.visit() {
+            return false;
+        }
+        machine.stats().count(&pin, Counter::RmapLock);
+        (core::ptr::from_ref(anon), meta.index())
+    };
+    // SAFETY: visited: it stays until `leave`.
+    let anon = unsafe { &*anon };
+    {
+        let tree = anon.lock_tree();
+        let addr = index << PAGE_SHIFT;
+        tree.for_each_space(|space| {
+            // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.
+            let mm = unsafe { &*space.cast::<Mm<H>>() };
+            visit_entry(mm, cpu, addr, frame, &mut visit);
+        });
+    }
+    // SAFETY: ends the visit above.
+    unsafe { anon.leave(&cpu.participant()) };
+    true
+}
+
+/// Calls `visit` for each entry that shows a page of `object` in `pages`. Blocks on the object's mapping lock; not
+/// while pinned.
+pub fn for_each_mapping_of_object<H: Host>(
+    cpu: &Cpu<H>,
+    object: &Object<H>,
+    pages: Range<u64>,
+    mut visit: impl FnMut(&Mm<H>, &Vma<H>, &Ram<'_, H>, u64, &Slot),
+) {
+    {
+        let pin = cpu.pin();
+        cpu.machine().stats().count(&pin, Counter::RmapLock);
+    }
+    let mappings = object.lock_mappings();
+    for link in mappings.iter() {
+        let vma = vma_of::<H>(link);
+        // SAFETY: links in the list are those of live VMAs: a VMA leaves the list before it is retired.
+        let vma = unsafe { &*vma };
+        // Start and offset keep their relation under this lock; the end may move, which the sweep of whoever moves it
+        // makes up for.
+        let (range, first) = (vma.range(), vma.pgoff());
+        let from = pages.start.max(first);
+        let to = pages.end.min(first.saturating_add(range.pages()));
+        if from >= to {
+            continue;
+        }
+        let at = |page: u64| range.start + ((page - first) << PAGE_SHIFT);
+        // SAFETY: a VMA in the list belongs to a space that is alive, for the same reason.
+        let mm = unsafe { &*vma.space().cast::<Mm<H>>() };
+        mm.for_each_part(cpu, AddrRange::new(at(from), at(to)), |ram, part| {
+            mm.page_table.for_each_slot(ram, part, |addr, slot| {
+                visit(mm, vma, ram, addr, slot);
+                ControlFlow::Continue(())
+            });
+        });
+    }
+}
+
+/// Calls `visit` for each mapping of `object`, with its space. Blocks on the object's mapping lock; not while pinned.
+pub fn for_each_space_of_object<H: Host>(
+    cpu: &Cpu<H>,
+    object: &Object<H>,
+    mut visit: impl FnMut(&Mm<H>, &Vma<H>, &Ram<'_, H>),
+) {
+    let mappings = object.lock_mappings();
+    let pin = cpu.pin();
+    cpu.machine().stats().count(&pin, Counter::RmapLock);
+    for link in mappings.iter() {
+        // SAFETY: as in `for_each_mapping_of_object`, for the VMA and for its space.
+        let (mm, vma) = unsafe {
+            let vma = &*vma_of::<H>(link);
+            (&*vma.space().cast::<Mm<H>>(), vma)
+        };
+        visit(mm, vma, &mm.ram(&pin));
+    }
+}
+
+fn vma_of<H: Host>(link: *const MappingLink) -> *const Vma<H> {
+    link.wrapping_byte_sub(offset_of!(Vma<H>, link)).cast()
+}
+
+fn visit_entry<H: Host>(
+    mm: &Mm<H>,
+    cpu: &Cpu<H>,
+    addr: u64,
+    frame: Frame,
+    visit: &mut impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Slot),
+) {
+    let pin = cpu.pin();
+    let ram = mm.ram(&pin);
+    let Some(slot) = mm.page_table.lookup(&ram, addr) else { return };
+    slot.wait_not_busy(&ram);
+    match Pte::decode::<H::Format>(slot.load()) {
+        Pte::Page { frame: mapped, .. } | Pte::NoAccess { frame: mapped, .. } if mapped == frame => {
+            visit(mm, &ram, addr, slot);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,182 @@
+//! Protections, mapping flags and advice, with Linux's values where Linux has them.
+
+use crate::page_table::PteFlags;
+
+bitflags::bitflags! {
+    /// What a program may do with a page (`PROT_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct Prot: u32 {
+        /// Loads.
+        const READ = 1;
+        /// Stores.
+        const WRITE = 2;
+        /// Instruction fetches.
+        const EXEC = 4;
+    }
+}
+
+bitflags::bitflags! {
+    /// How to map (`MAP_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct MapFlags: u32 {
+        /// Stores reach the object and everyone who maps it.
+        const SHARED = 0x01;
+        /// Stores stay with this mapping: pages are copied when written.
+        const PRIVATE = 0x02;
+        /// At exactly this address, in place of what is mapped there.
+        const FIXED = 0x10;
+        /// In the lowest 2 GiB.
+        const LOW_2GIB = 0x40;
+        /// A stack: the hole below it keeps its guard gap.
+        const GROWSDOWN = 0x100;
+        /// No reservation of swap space; accepted, and nothing is reserved either way.
+        const NORESERVE = 0x4000;
+        /// Fill the mapping in at once.
+        const POPULATE = 0x8000;
+        /// A hint that this is a thread's stack; changes nothing.
+        const STACK = 0x2_0000;
+        /// At exactly this address, or not at all.
+        const FIXED_NOREPLACE = 0x10_0000;
+    }
+}
+
+bitflags::bitflags! {
+    /// The attributes of a VMA (`VM_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct VmFlags: u64 {
+        /// Loads are allowed.
+        const READ = 0x1;
+        /// Stores are allowed.
+        const WRITE = 0x2;
+        /// Instruction fetches are allowed.
+        const EXEC = 0x4;
+        /// Stores reach the object.
+        const SHARED = 0x8;
+        /// `protect` may allow loads.
+        const MAYREAD = 0x10;
+        /// `protect` may allow stores.
+        const MAYWRITE = 0x20;
+        /// `protect` may allow fetches.
+        const MAYEXEC = 0x40;
+        /// A stack that grows downwards.
+        const GROWSDOWN = 0x100;
+        /// Expected to be read in order.
+        const SEQ_READ = 0x8000;
+        /// Expected to be read in no order: no fault-around, no read-ahead.
+        const RAND_READ = 0x1_0000;
+        /// Not copied by `fork`.
+        const DONTCOPY = 0x2_0000;
+        /// Mapped with `NORESERVE`.
+        const NORESERVE = 0x20_0000;
+        /// Empty in the child after `fork`.
+        const WIPEONFORK = 0x200_0000;
+        /// Left out of core dumps.
+        const DONTDUMP = 0x400_0000;
+    }
+}
+
+impl VmFlags {
+    /// The three protection bits.
+    pub const PROT: VmFlags = VmFlags::READ.union(VmFlags::WRITE).union(VmFlags::EXEC);
+
+    /// The protection as the calls name it.
+    #[inline]
+    pub fn prot(self) -> Prot {
+        Prot::from_bits_truncate((self.bits() & 7) as u32)
+    }
+
+    /// These flags with the protection `prot` instead of their own.
+    #[inline]
+    pub fn with_prot(self, prot: Prot) -> Self {
+        self.difference(Self::PROT).union(VmFlags::from_bits_retain(u64::from(prot.bits())))
+    }
+
+    /// True when stores go to copies of the pages.
+    #[inline]
+    pub fn is_private(self) -> bool {
+        !self.contains(VmFlags::SHARED)
+    }
+
+    /// True when the VMA allows `access`. A mapping that may be written or executed may also be read, as on the
+    /// processors at hand.
+    #[inline]
+    pub fn allows(self, access: Access) -> bool {
+        match access {
+            Access::Read => self.intersects(Self::PROT),
+            Access::Write => self.contains(VmFlags::WRITE),
+            Access::Execute => self.contains(VmFlags::EXEC),
+        }
+    }
+
+    /// The page-table flags of a page of this VMA that must not be written (yet).
+    #[inline]
+    pub fn read_only_pte(self) -> PteFlags {
+        if self.contains(VmFlags::EXEC) { PteFlags::READ.union(PteFlags::EXEC) } else { PteFlags::READ }
+    }
+}
+
+/// What a processor tries to do with an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Access {
+    /// Load.
+    Read,
+    /// Store.
+    Write,
+    /// Fetch an instruction.
+    Execute,
+}
+
+/// Advice on a range (`MADV_…`): what is here is done; what is not here is refused by
+/// [`from_linux`](Self::from_linux).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[non_exhaustive]
+pub enum Advice {
+    /// No special treatment.
+    Normal,
+    /// Expect accesses in no order.
+    Random,
+    /// Expect accesses in order.
+    Sequential,
+    /// Read the file pages of the range into the page cache.
+    WillNeed,
+    /// Forget the pages: private ones read as zeros or as the file again.
+    DontNeed,
+    /// Leave the range out of `fork`.
+    DontFork,
+    /// Undo [`DontFork`](Self::DontFork).
+    DoFork,
+    /// Empty in the child after `fork`; private anonymous mappings only.
+    WipeOnFork,
+    /// Undo [`WipeOnFork`](Self::WipeOnFork).
+    KeepOnFork,
+    /// Leave the range out of core dumps.
+    DontDump,
+    /// Undo [`DontDump`](Self::DontDump).
+    DoDump,
+    /// Map every page for reading.
+    PopulateRead,
+    /// Map every page for writing.
+    PopulateWrite,
+}
+
+impl Advice {
+    /// The advice with Linux's number `raw`, or `None` for one that is not available: `EINVAL`.
+    pub const fn from_linux(raw: i32) -> Option<Advice> {
+        Some(match raw {
+            0 => Advice::Normal,
+            1 => Advice::Random,
+            2 => Advice::Sequential,
+            3 => Advice::WillNeed,
+            4 => Advice::DontNeed,
+            10 => Advice::DontFork,
+            11 => Advice::DoFork,
+            16 => Advice::DontDump,
+            17 => Advice::DoDump,
+            18 => Advice::WipeOnFork,
+            19 => Advice::KeepOnFork,
+            22 => Advice::PopulateRead,
+            23 => Advice::PopulateWrite,
+            _ => return None,
+        })
+    }
+}
