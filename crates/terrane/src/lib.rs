@@ -48,6 +48,7 @@ extern crate std;
 
 pub mod addr;
 pub mod error;
+pub mod fault;
 pub mod frame;
 pub mod host;
 pub mod index;

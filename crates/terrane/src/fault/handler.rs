@@ -1,0 +1,143 @@
+//! What kind of fault it is, and the kinds that concern an entry that is there already.
+
+use super::{Attempt, Stop, Translation, anon, file, private};
+use crate::addr::{AddrRange, Frame, PAGE_SIZE};
+use crate::error::FaultError;
+use crate::frame::FrameFlags;
+use crate::host::{Host, Ticket};
+use crate::page_table::{Format, Pte, PteFlags, Slot, SlotError};
+use crate::stats::Counter;
+use crate::sync::atomic::Ordering;
+use crate::vma::Access;
+
+/// Steps 3 to 7 for the page at `addr`.
+#[inline]
+pub(super) fn handle<H: Host>(
+    attempt: &Attempt<'_, H>,
+    addr: u64,
+    access: Access,
+) -> Result<Translation, Stop<H>> {
+    let flags = attempt.seen.flags;
+    if !flags.allows(access) {
+        return Err(Stop::Fail(FaultError::NotAllowed));
+    }
+    let slot = match attempt.mm.page_table.slot(&attempt.ram, addr) {
+        Ok(slot) => slot,
+        Err(SlotError::OutOfMemory) => return Err(Stop::Fail(FaultError::OutOfMemory)),
+        Err(SlotError::Changed) if attempt.seq.is_some() => return Err(Stop::GiveUp(Counter::SpfPmdChanged)),
+        Err(SlotError::Changed) => return Err(Stop::Again),
+    };
+    let raw = slot.load();
+    match Pte::decode::<H::Format>(raw) {
+        Pte::Empty => match attempt.vma.object() {
+            None => anon::first_touch(attempt, addr, access, slot),
+            Some(object) => file::first_touch(attempt, addr, access, slot, object),
+        },
+        Pte::Page { frame, flags: allowed } => {
+            if access == Access::Write && !allowed.contains(PteFlags::WRITE) {
+                return write_protected(attempt, addr, slot, raw, frame, allowed);
+            }
+            if access == Access::Execute && !allowed.contains(PteFlags::EXEC) {
+                // The VMA allows it and the entry does not: a change of protection is under way.
+                return Err(changing(attempt));
+            }
+            // Another CPU was faster, or the processor has a stale translation: nothing to do.
+            Ok(Translation { frame, flags: allowed })
+        }
+        Pte::Busy | Pte::Tombstone => Err(Stop::Again),
+        Pte::NoAccess { .. } => Err(changing(attempt)),
+        Pte::Swap(_) | Pte::Guard | Pte::Migration(_) | Pte::Block { .. } => {
+            Err(Stop::GiveUp(Counter::SpfVmaNotsup))
+        }
+    }
+}
+
+/// The entry and the VMA disagree: a layout change between them is at work.
+fn changing<H: Host>(attempt: &Attempt<'_, H>) -> Stop<H> {
+    if attempt.seq.is_some() { Stop::GiveUp(Counter::SpfVmaChanged) } else { Stop::Again }
+}
+
+/// A store to a page that is mapped read-only.
+fn write_protected<H: Host>(
+    attempt: &Attempt<'_, H>,
+    addr: u64,
+    slot: &Slot,
+    raw: u64,
+    frame: Frame,
+    allowed: PteFlags,
+) -> Result<Translation, Stop<H>> {
+    let ram = &attempt.ram;
+    let flags = private::writable_pte(attempt.seen.flags);
+    if let (false, Some(object)) = (attempt.seen.flags.is_private(), attempt.vma.object()) {
+        // Shared: the page stays, the file's page becomes dirty.
+        let taken = slot.take(raw).ok_or(Stop::Again)?;
+        if !attempt.still_valid() {
+            return Err(Stop::GiveUp(Counter::SpfVmaChanged));
+        }
+        object.mark_dirty(frame);
+        taken.publish(H::Format::page(frame, flags));
+        return Ok(Translation { frame, flags });
+    }
+    let is_anon = ram.frames.meta(frame).flags().contains(FrameFlags::ANON);
+    if is_anon && ram.frames.meta(frame).references() == 1 {
+        // The last sharer: nobody can join while the entry is taken, for whoever forks must pass it.
+        let taken = slot.take(raw).ok_or(Stop::Again)?;
+        if !attempt.still_valid() {
+            return Err(Stop::GiveUp(Counter::SpfVmaChanged));
+        }
+        let meta = ram.frames.meta(frame);
+        // Both once more: before the entry was taken the frame may have been freed, and be another kind of page now.
+        if meta.flags().contains(FrameFlags::ANON) && meta.references() == 1 {
+            taken.publish(H::Format::page(frame, flags));
+            ram.count(Counter::PgReuse);
+            return Ok(Translation { frame, flags });
+        }
+        return Err(Stop::Again);
+    }
+    let anon = private::prepare_anon(attempt)?;
+    let copy = ram.allocate().ok_or(Stop::Fail(FaultError::OutOfMemory))?;
+    let Some(taken) = slot.take(raw) else {
+        ram.free(copy);
+        return Err(Stop::Again);
+    };
+    if !attempt.still_valid() {
+        drop(taken);
+        ram.free(copy);
+        return Err(Stop::GiveUp(Counter::SpfVmaChanged));
+    }
+    // A fork of this space is under way, and other CPUs may still be storing to the old page. The entry was made
+    // read-only after the mark was set, so whoever read it that way sees the mark. The locked path waits for the fork.
+    if attempt.seq.is_some() && attempt.mm.forking.load(Ordering::Acquire) {
+        drop(taken);
+        ram.free(copy);
+        return Err(Stop::GiveUp(Counter::SpfVmaNotsup));
+    }
+    // What kind of page it is counts from here on. Before the entry was taken, the frame may have been freed and mapped
+    // here again as another kind of page, by an entry with the same bits.
+    let is_anon = ram.frames.meta(frame).flags().contains(FrameFlags::ANON);
+    // Copied while the entry is taken: its reference keeps the old frame from being freed and used anew, which
+    // comparing the entry afterwards would not notice.
+    if frame == attempt.mm.machine.zero_frame() {
+        ram.zero(copy);
+    } else {
+        ram.copy(frame, copy);
+    }
+    // No processor may go on reading the old page once the new one is written.
+    let ticket =
+        if allowed.contains(PteFlags::ACCESSED) { attempt.shoot_down_page(addr) } else { Ticket::PASSED };
+    private::own(attempt, copy, anon, addr);
+    taken.publish(H::Format::page(copy, flags));
+    ram.event(Counter::PgCow, addr);
+    if is_anon {
+        ram.drop_reference(frame, ticket);
+    }
+    Ok(Translation { frame: copy, flags })
+}
+
+impl<H: Host> Attempt<'_, H> {
+    /// Makes all CPUs forget the page at `addr`.
+    pub(super) fn shoot_down_page(&self, addr: u64) -> Ticket {
+        let range = AddrRange::new(addr, addr + PAGE_SIZE);
+        self.mm.shoot_down(&self.ram, range)
+    }
+}

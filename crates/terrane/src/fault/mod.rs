@@ -1,0 +1,282 @@
+//! Page faults.
+//!
+//! # The speculative path (requirements A1 to A3, B1 to B3)
+//!
+//! 1. Pin the CPU; find the VMA in the index, without a lock.
+//! 2. Read its sequence counter (even, or give up) and its attributes, once, into a [`Snapshot`].
+//! 3. Walk the page table, installing missing tables by compare-and-swap.
+//! 4. Make the page ready: a frame zeroed, or a page of the object found. Nothing is owned yet.
+//! 5. Take the entry with one compare-and-swap (empty to busy).
+//! 6. While owning it, look at the sequence counter again. Changed: give the entry back, undo, give up.
+//! 7. Publish.
+//!
+//! Nothing here waits for a layout change, and nothing that another CPU's fault writes is written: the VMA and the upper
+//! tables are only read, the counters, the frame cache and the pin's word belong to the CPU, the frame's
+//! metadata and the entry to the page.
+//!
+//! # The locked path
+//!
+//! The same steps, with the layout lock held for reading from before step 1 to behind step 7, so that step 6 cannot
+//! fail. It is the whole of [`Locking::Classic`], and where the speculative path goes when it gives up. What
+//! the speculative path cannot resolve it never decides: an address without a VMA, a forbidden access or a page
+//! beyond the end of its file are errors only when the locked path says so. The locked path always makes
+//! progress: layout changes are excluded, and an entry that is busy is another fault's, nanoseconds from its end.
+//!
+//! # Waiting
+//!
+//! An attempt that must wait (for a page being read, for an entry taken by another fault, for memory) ends, drops
+//! pin and lock, waits, and starts over. So a fault never holds anything that a shoot-down, a sweep or a collapse could
+//! wait for, but the entry itself between steps 5 and 7, where nothing waits (B3).
+//!
+//! Sources: A (asynchronous page fault, 2009), B (speculative page faults v11, 2018); A. Clements et al., "Scalable
+//! address spaces using RCU balanced trees" (2012) for filling entries without a lock of the space.
+
+mod anon;
+mod file;
+mod handler;
+mod populate;
+mod private;
+
+pub(crate) use populate::populate;
+
+use crate::addr::{Frame, page_floor};
+use crate::error::FaultError;
+use crate::frame::Ram;
+use crate::host::Host;
+use crate::machine::Cpu;
+use crate::mm::{Locking, Mm};
+use crate::object::Object;
+use crate::page_table::PteFlags;
+use crate::rmap::AnonVma;
+use crate::stats::Counter;
+use crate::sync::Shared;
+use crate::vma::{Access, Snapshot, Vma};
+use core::ptr::NonNull;
+
+/// What an address translates to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Translation {
+    /// The frame that holds the page.
+    pub frame: Frame,
+    /// What its entry allows now.
+    pub flags: PteFlags,
+}
+
+/// One attempt at one fault: what it works with.
+pub(crate) struct Attempt<'a, H: Host> {
+    pub(crate) mm: &'a Mm<H>,
+    pub(crate) ram: Ram<'a, H>,
+    pub(crate) vma: &'a Vma<H>,
+    pub(crate) seen: Snapshot,
+    /// The counter's value for a speculative attempt; `None` when the layout lock is held.
+    pub(crate) seq: Option<u32>,
+}
+
+impl<H: Host> Attempt<'_, H> {
+    /// Step 6: true when the attributes still hold. For a caller that owns an entry.
+    #[inline]
+    pub(crate) fn still_valid(&self) -> bool {
+        self.seq.is_none_or(|seq| self.vma.seq.unchanged_while_owned(seq))
+    }
+}
+
+/// Why an attempt did not resolve its fault.
+pub(crate) enum Stop<H: Host> {
+    /// Start over at once: another CPU was faster or owns the entry.
+    Again,
+    /// The speculative path gives up, for the reason counted; the locked path decides.
+    GiveUp(Counter),
+    /// The page of the object is not in memory.
+    Read(Shared<Object<H>>, u64),
+    /// The page is being read.
+    Wait(Shared<Object<H>>, Frame),
+    /// Start over, but first give back a use of an anon_vma: that may need its lock.
+    GiveBack(NonNull<AnonVma<H>>),
+    /// It cannot be resolved. From a speculative attempt: the locked path decides.
+    Fail(FaultError),
+}
+
+/// Speculative attempts that may end in "the VMA changed" before the lock is taken. More than one, because a
+/// merge or a split beside the address leaves a VMA there that the next look finds.
+const TRIES: u32 = 3;
+
+/// Times that memory is looked for before a fault reports that there is none.
+const RECLAIM_TRIES: u32 = 3;
+
+/// Resolves a fault at `addr`; returns the translation of its page. Blocks where a page must be read; not while
+/// pinned.
+///
+/// # Errors
+/// [`FaultError`].
+pub(crate) fn fault<H: Host>(
+    mm: &Mm<H>,
+    cpu: &Cpu<H>,
+    addr: u64,
+    access: Access,
+) -> Result<Translation, FaultError> {
+    let addr = page_floor(addr);
+    let mut course = Course::new(mm, addr);
+    loop {
+        let stop = match course.attempt(cpu, |attempt| handler::handle(attempt, addr, access)) {
+            Ok(translation) => return Ok(translation),
+            Err(stop) => stop,
+        };
+        course.recover(cpu, stop)?;
+    }
+}
+
+/// The course of one fault (or one batch) through its attempts.
+pub(crate) struct Course<'a, H: Host> {
+    mm: &'a Mm<H>,
+    addr: u64,
+    speculative: bool,
+    /// Counted as a fault; batches of populate are not.
+    counted: bool,
+    first: bool,
+    read_before: bool,
+    tries: u32,
+    rounds: u32,
+    reclaims: u32,
+}
+
+impl<'a, H: Host> Course<'a, H> {
+    pub(crate) fn new(mm: &'a Mm<H>, addr: u64) -> Self {
+        Self {
+            mm,
+            addr,
+            speculative: mm.locking == Locking::Speculative,
+            counted: true,
+            first: true,
+            read_before: false,
+            tries: 0,
+            rounds: 0,
+            reclaims: 0,
+        }
+    }
+
+    /// The course of a batch: the same, but not counted as a fault.
+    pub(crate) fn quiet(mm: &'a Mm<H>, addr: u64) -> Self {
+        Self { counted: false, first: false, ..Self::new(mm, addr) }
+    }
+
+    /// Makes one attempt: finds the VMA, the way of the moment, and calls `act`.
+    #[inline]
+    pub(crate) fn attempt<R>(
+        &mut self,
+        cpu: &Cpu<H>,
+        act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
+    ) -> Result<R, Stop<H>> {
+        if self.speculative { self.attempt_speculative(cpu, act) } else { self.attempt_locked(cpu, act) }
+    }
+
+    #[inline]
+    fn attempt_speculative<R>(
+        &mut self,
+        cpu: &Cpu<H>,
+        act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
+    ) -> Result<R, Stop<H>> {
+        let mm = self.mm;
+        let pin = cpu.pin();
+        let ram = mm.ram(&pin);
+        if self.first {
+            self.first = false;
+            ram.event(Counter::PgFault, self.addr);
+        }
+        // A miss proves nothing (A1).
+        let vma = mm.index.find(&pin, self.addr).ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
+        let seq = vma.seq.read().ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
+        let seen = vma.snapshot();
+        if !seen.range.contains(self.addr) || !vma.seq.unchanged(seq) {
+            return Err(Stop::GiveUp(Counter::SpfVmaChanged));
+        }
+        let result = act(&Attempt { mm, ram, vma, seen, seq: Some(seq) })?;
+        if self.counted {
+            ram.event(Counter::SpeculativePgFault, self.addr);
+        }
+        Ok(result)
+    }
+
+    #[inline]
+    fn attempt_locked<R>(
+        &mut self,
+        cpu: &Cpu<H>,
+        act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
+    ) -> Result<R, Stop<H>> {
+        let mm = self.mm;
+        let _layout = mm.layout.read();
+        let pin = cpu.pin();
+        let ram = mm.ram(&pin);
+        if self.first {
+            self.first = false;
+            ram.event(Counter::PgFault, self.addr);
+        }
+        let vma = mm.index.find(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
+        act(&Attempt { mm, ram, vma, seen: vma.snapshot(), seq: None })
+    }
+
+    /// What to do about `stop` before the next attempt: wait, read, find memory, change to the locked path.
+    ///
+    /// # Errors
+    /// The fault's error, when nothing can be done.
+    #[cold]
+    pub(crate) fn recover(&mut self, cpu: &Cpu<H>, stop: Stop<H>) -> Result<(), FaultError> {
+        let machine = &*self.mm.machine;
+        match stop {
+            Stop::Again => {
+                machine.host().relax(cpu.id(), self.rounds);
+                self.rounds = self.rounds.saturating_add(1);
+            }
+            Stop::GiveUp(reason) => {
+                self.tries += 1;
+                if reason != Counter::SpfVmaChanged || self.tries >= TRIES {
+                    self.lock_from_now_on(cpu, Some(reason));
+                }
+            }
+            Stop::Read(object, index) => {
+                if !self.read_before {
+                    self.read_before = true;
+                    let pin = cpu.pin();
+                    machine.ram(&pin).event(Counter::PgMajFault, self.addr);
+                }
+                let random = self.mm.fault_around <= crate::addr::PAGE_SIZE;
+                match object.read_in(cpu, index, !random) {
+                    Ok(()) => {}
+                    Err(FaultError::OutOfMemory) => self.find_memory(cpu)?,
+                    // The object may have changed its length meanwhile: the next attempt decides.
+                    Err(FaultError::BeyondEnd) => self.lock_from_now_on(cpu, None),
+                    Err(error) => return Err(error),
+                }
+            }
+            // SAFETY: the count came from `try_use` and was installed nowhere; it keeps the node.
+            Stop::GiveBack(anon) => unsafe { anon.as_ref().end_use(machine, &cpu.participant()) },
+            Stop::Wait(object, frame) => object.wait_for(cpu, frame),
+            Stop::Fail(FaultError::OutOfMemory) => self.find_memory(cpu)?,
+            Stop::Fail(error) => {
+                if !self.speculative {
+                    return Err(error);
+                }
+                let reason = (error == FaultError::NotAllowed).then_some(Counter::SpfVmaAccess);
+                self.lock_from_now_on(cpu, reason);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves the speculative path; counts why.
+    fn lock_from_now_on(&mut self, cpu: &Cpu<H>, reason: Option<Counter>) {
+        if let (true, Some(reason)) = (self.speculative, reason) {
+            let pin = cpu.pin();
+            self.mm.machine.ram(&pin).event(reason, self.addr);
+        }
+        self.speculative = false;
+    }
+
+    fn find_memory(&mut self, cpu: &Cpu<H>) -> Result<(), FaultError> {
+        self.reclaims += 1;
+        if self.reclaims > RECLAIM_TRIES {
+            return Err(FaultError::OutOfMemory);
+        }
+        cpu.find_memory();
+        Ok(())
+    }
+}
