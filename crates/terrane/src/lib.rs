@@ -57,6 +57,7 @@ pub mod mm;
 pub mod object;
 pub mod page_table;
 pub mod rmap;
+pub mod space;
 pub mod stats;
 pub mod sync;
 #[cfg(test)]

@@ -1,0 +1,248 @@
+//! Mapping and unmapping.
+
+use super::change::{Affected, Change};
+use super::{AddressSpace, page_range};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
+use crate::error::Error;
+use crate::fault;
+use crate::host::Host;
+use crate::machine::Cpu;
+use crate::object::Object;
+use crate::stats::Counter;
+use crate::sync::{Pin, Shared};
+use crate::vma::merge::Candidate;
+use crate::vma::{Access, MapFlags, Prot, VmFlags, Vma};
+
+/// What to map and where: the arguments of `mmap`.
+pub struct MapRequest<H: Host> {
+    /// The address, for `FIXED` and `FIXED_NOREPLACE`; else a hint, or 0.
+    pub addr: u64,
+    /// Bytes; rounded up to pages.
+    pub len: u64,
+    /// What is allowed.
+    pub prot: Prot,
+    /// Exactly one of `PRIVATE` and `SHARED`, and others.
+    pub flags: MapFlags,
+    /// What to map; `None` for memory: private, or (`SHARED`) an object of its own that `fork` shares.
+    pub object: Option<Shared<Object<H>>>,
+    /// Where in the object, in bytes, page-aligned. Ignored without an object.
+    pub offset: u64,
+    /// The address is to be a multiple of this power of two, for large mappings; at most a page asks for nothing.
+    /// Ignored with `FIXED`.
+    pub align: u64,
+}
+
+impl<H: Host> MapRequest<H> {
+    /// Private memory of `len` bytes anywhere.
+    pub fn anonymous(len: u64, prot: Prot) -> Self {
+        Self { addr: 0, len, prot, flags: MapFlags::PRIVATE, object: None, offset: 0, align: PAGE_SIZE }
+    }
+
+    /// Memory of `len` bytes anywhere that `fork` shares.
+    pub fn shared_anonymous(len: u64, prot: Prot) -> Self {
+        Self { flags: MapFlags::SHARED, ..Self::anonymous(len, prot) }
+    }
+
+    /// `len` bytes of `object` from `offset`, anywhere; stores reach the object if `shared`.
+    pub fn object(object: &Shared<Object<H>>, offset: u64, len: u64, prot: Prot, shared: bool) -> Self {
+        let flags = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+        Self { flags, object: Some(object.clone()), offset, ..Self::anonymous(len, prot) }
+    }
+
+    /// The same at exactly `addr`, in place of what is there.
+    pub fn fixed(mut self, addr: u64) -> Self {
+        self.addr = addr;
+        self.flags |= MapFlags::FIXED;
+        self
+    }
+
+    /// The same with `flags` added.
+    pub fn with(mut self, flags: MapFlags) -> Self {
+        self.flags |= flags;
+        self
+    }
+}
+
+impl<H: Host> AddressSpace<H> {
+    /// Maps, and returns the address. O(log n) in the number of VMAs, but for what `FIXED` replaces and `POPULATE` fills
+    /// in.
+    ///
+    /// # Errors
+    /// As `mmap`: [`Error::Invalid`] for a length of 0, an unaligned fixed address or offset, or not exactly one of
+    /// `PRIVATE` and `SHARED`; [`Error::NoMemory`] without room, memory, or within the limits; [`Error::Access`] for
+    /// a writable shared mapping of a file that is not; [`Error::Exists`]; [`Error::Overflow`];
+    /// [`Error::NotPermitted`] below the first address of the range.
+    pub fn map(&self, cpu: &Cpu<H>, request: MapRequest<H>) -> Result<u64, Error> {
+        let (addr, len) = self.map_only(cpu, &request)?;
+        if request.flags.contains(MapFlags::POPULATE) {
+            // As in Linux: what cannot be filled in is left to faults, which will say why.
+            let private_write =
+                request.prot.contains(Prot::WRITE) && request.flags.contains(MapFlags::PRIVATE);
+            let access = if private_write { Access::Write } else { Access::Read };
+            if !request.prot.is_empty() {
+                let _ = fault::populate(self.mm(), cpu, AddrRange::new(addr, addr + len), access);
+            }
+        }
+        Ok(addr)
+    }
+
+    fn map_only(&self, cpu: &Cpu<H>, request: &MapRequest<H>) -> Result<(u64, u64), Error> {
+        if request.len == 0 || !request.align.is_power_of_two() {
+            return Err(Error::Invalid);
+        }
+        let len = page_ceil(request.len).ok_or(Error::NoMemory)?;
+        let shared =
+            match (request.flags.contains(MapFlags::SHARED), request.flags.contains(MapFlags::PRIVATE)) {
+                (true, false) => true,
+                (false, true) => false,
+                _ => return Err(Error::Invalid),
+            };
+        let mut flags = vm_flags(request.prot, request.flags);
+        if flags.contains(VmFlags::GROWSDOWN) && (shared || request.object.is_some()) {
+            return Err(Error::Invalid);
+        }
+        let object = match &request.object {
+            Some(object) => {
+                Object::<H>::check_extent(request.offset, len)?;
+                if shared && !object.is_writable() {
+                    if request.prot.contains(Prot::WRITE) {
+                        return Err(Error::Access);
+                    }
+                    flags.remove(VmFlags::MAYWRITE);
+                }
+                Some(object.clone())
+            }
+            None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
+            None => None,
+        };
+        let mut change = Change::begin(self.mm(), cpu);
+        let mut pin = cpu.pin();
+        let addr = change.place(&pin, self.config(), request, len)?;
+        let range = AddrRange::new(addr, addr + len);
+        self.check_limits(&change, &pin, range)?;
+        // Only a fixed address may be in use: what the search finds is free.
+        let replaced = request.flags.contains(MapFlags::FIXED).then(|| change.look_at(&pin, range));
+        change.plan(&pin, 1 + replaced.as_ref().map_or(0, Affected::records))?;
+        // From here on nothing fails.
+        if let Some(replaced) = replaced.filter(|replaced| replaced.anything) {
+            drop(pin);
+            change.remove(range, &replaced);
+            pin = cpu.pin();
+        }
+        let pgoff = match &request.object {
+            Some(_) => request.offset >> PAGE_SHIFT,
+            None if shared => 0,
+            None => addr >> PAGE_SHIFT,
+        };
+        self.mm().ram(&pin).event(Counter::Map, addr);
+        change.insert_or_extend(pin, range, flags, pgoff, object, self.config().rmap_lock_on_end_move);
+        drop(change);
+        cpu.tidy();
+        Ok((addr, len))
+    }
+
+    pub(super) fn check_limits(
+        &self,
+        change: &Change<'_, H>,
+        pin: &Pin<'_>,
+        range: AddrRange,
+    ) -> Result<(), Error> {
+        let config = self.config();
+        // As in Linux, what a fixed mapping replaces does not count in its favour but for the address space.
+        if config.map_limit.is_some_and(|limit| self.mm().index.len() >= limit) {
+            return Err(Error::NoMemory);
+        }
+        if let Some(limit) = config.address_limit {
+            let mut replaced = 0;
+            change.for_each(pin, range, |vma| {
+                replaced += vma.range().intersection(range).pages();
+                core::ops::ControlFlow::Continue(())
+            });
+            if change.layout.total_pages - replaced + range.pages() > limit >> PAGE_SHIFT {
+                return Err(Error::NoMemory);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmaps `len` bytes (rounded up to pages) at `addr`, whatever is mapped there; holes are no error.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an unaligned address, a length of 0 or a range beyond the space; [`Error::NoMemory`]
+    /// when a VMA must be divided and there is no memory for that.
+    pub fn unmap(&self, cpu: &Cpu<H>, addr: u64, len: u64) -> Result<(), Error> {
+        let range = page_range(addr, len)?;
+        if range.is_empty() || range.end > self.config().range.end {
+            return Err(Error::Invalid);
+        }
+        let mut change = Change::begin(self.mm(), cpu);
+        let pin = cpu.pin();
+        let affected = change.look_at(&pin, range);
+        if !affected.anything {
+            return Ok(());
+        }
+        let records = affected.records();
+        if records > 0 {
+            // As in Linux only a hole, which makes two VMAs of one, counts against the limit.
+            if affected.is_hole()
+                && self.config().map_limit.is_some_and(|limit| self.mm().index.len() >= limit)
+            {
+                return Err(Error::NoMemory);
+            }
+            change.plan(&pin, records)?;
+        }
+        self.mm().ram(&pin).event(Counter::Unmap, addr);
+        drop(pin);
+        change.remove(range, &affected);
+        if self.config().linear_search {
+            // As Linux before 3.8 did: the next search begins no lower than the highest hole.
+            change.layout.search_from = change.layout.search_from.max(range.end);
+        }
+        drop(change);
+        cpu.tidy();
+        Ok(())
+    }
+}
+
+/// The attributes of a new VMA.
+fn vm_flags(prot: Prot, map: MapFlags) -> VmFlags {
+    let mut flags = (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(prot);
+    flags.set(VmFlags::SHARED, map.contains(MapFlags::SHARED));
+    flags.set(VmFlags::GROWSDOWN, map.contains(MapFlags::GROWSDOWN));
+    flags.set(VmFlags::NORESERVE, map.contains(MapFlags::NORESERVE));
+    flags
+}
+
+impl<H: Host> Change<'_, H> {
+    /// Maps `range`, which is free: by extending the VMAs beside it where they are one mapping with it, else by a new
+    /// one.
+    pub(super) fn insert_or_extend(
+        &mut self,
+        pin: Pin<'_>,
+        range: AddrRange,
+        flags: VmFlags,
+        pgoff: u64,
+        object: Option<Shared<Object<H>>>,
+        rmap_lock: bool,
+    ) {
+        let candidate = Candidate { flags, object: object.as_ref(), pgoff, pages: range.pages() };
+        let (below, above) = self.mm.index.neighbours(&pin, range.start);
+        let below = below.filter(|low| low.end() == range.start && candidate.extends_up(low)).map(Vma::start);
+        let above =
+            above.filter(|high| high.start() == range.end && candidate.extends_down(high)).map(Vma::start);
+        match (below, above) {
+            (Some(start), _) => {
+                drop(pin);
+                self.move_end(start, range.end, rmap_lock);
+                if above.is_some() {
+                    self.merge_at(range.end);
+                }
+            }
+            (None, Some(start)) => {
+                drop(pin);
+                self.move_start(start, range.start);
+            }
+            (None, None) => self.insert(pin, range, flags, pgoff, object),
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Address spaces: the calls that make, change and show mappings.
+//!
+//! | module | what |
+//! |---|---|
+//! | `config` | how a space behaves |
+//! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
+//! | `place` | finding free addresses |
+//! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
+//!
+//! # Plan, then commit
+//!
+//! A call checks its arguments, takes the layout lock, works out what is to change, and reserves all records and index
+//! nodes for it. Everything that can fail is before the first change; from then on nothing allocates. So a call
+//! that fails has changed nothing.
+//!
+//! # Change first, sweep after
+//!
+//! A call that takes pages away first changes the records, each in a short bracket of its sequence counter, and then
+//! sweeps the page table. Faults elsewhere in a VMA that is split or trimmed are not held up by the sweep: they find
+//! the record at rest. A fault that began before sees, while it owns its entry, that the counter has moved.
+
+mod advise;
+mod change;
+mod config;
+mod fork;
+mod heap;
+mod listing;
+mod map;
+mod place;
+mod protect;
+
+pub use config::SpaceConfig;
+pub use listing::{Backing, Mapping};
+pub use map::MapRequest;
+
+pub use crate::mm::Locking;
+
+use crate::addr::{AddrRange, page_floor};
+use crate::error::{Error, FaultError, OutOfMemory};
+use crate::fault::{self, Translation};
+use crate::host::{Host, Tlb};
+use crate::machine::Cpu;
+use crate::mm::Mm;
+use crate::page_table::{Format, Pte, PteFlags};
+use crate::sync::Shared;
+use crate::vma::Access;
+use change::Change;
+
+#[cfg(test)]
+mod tests;
+
+/// An address space of a machine.
+///
+/// `Send` and `Sync`: threads share it by reference, or in a [`Shared`]. Every call takes the [`Cpu`] it runs on.
+/// Dropping a space unmaps everything.
+pub struct AddressSpace<H: Host> {
+    mm: Shared<Mm<H>>,
+    config: SpaceConfig,
+}
+
+impl<H: Host> AddressSpace<H> {
+    /// An empty space.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a configuration that makes no sense, [`Error::NoMemory`].
+    pub fn try_new(cpu: &Cpu<H>, config: SpaceConfig) -> Result<Self, Error> {
+        let config = config.checked::<H::Format>()?;
+        let mm = retry_with_memory(cpu, || {
+            let pin = cpu.pin();
+            Mm::try_new(cpu.machine(), &pin, config.range, config.gaps, config.locking, config.fault_around)
+        })?;
+        match Shared::try_new_or_return(mm) {
+            Ok(mm) => Ok(Self { mm, config }),
+            Err(mut mm) => {
+                let pin = cpu.pin();
+                mm.page_table.destroy(&cpu.machine().ram(&pin));
+                Err(Error::NoMemory)
+            }
+        }
+    }
+
+    /// How it was configured.
+    pub fn config(&self) -> &SpaceConfig {
+        &self.config
+    }
+
+    /// Its inside, for those who extend Terrane: reverse mapping and statistics.
+    pub fn mm(&self) -> &Mm<H> {
+        &self.mm
+    }
+
+    /// What the host keeps with this space.
+    #[inline]
+    pub fn host_state(&self) -> &<H as Tlb>::Space {
+        &self.mm.tlb
+    }
+
+    /// The frame of the root table, for loading into a processor.
+    #[inline]
+    pub fn root_table(&self) -> crate::addr::Frame {
+        self.mm.page_table.root()
+    }
+
+    /// Resolves a page fault: after it, `access` to `addr` translates (unless another thread changes that at once).
+    /// Blocks where a page must be read from a file; not to be called while the CPU is pinned. Typically some
+    /// tens of nanoseconds beyond zeroing the page.
+    ///
+    /// # Errors
+    /// [`FaultError`]: what signal the program is to get.
+    #[inline]
+    pub fn fault(&self, cpu: &Cpu<H>, addr: u64, access: Access) -> Result<Translation, FaultError> {
+        if addr >= H::Format::USER_END {
+            return Err(FaultError::NotMapped);
+        }
+        fault::fault(&self.mm, cpu, addr, access)
+    }
+
+    /// What a processor's page walk does: finds the entry of `addr` and, if it allows `access`, marks it accessed
+    /// (and dirty, for a store). `None` is a page fault. For software processors; hardware does it itself.
+    #[inline]
+    pub fn translate(&self, cpu: &Cpu<H>, addr: u64, access: Access) -> Option<Translation> {
+        if addr >= H::Format::USER_END {
+            return None;
+        }
+        let pin = cpu.pin();
+        let ram = self.mm.ram(&pin);
+        let slot = self.mm.page_table.lookup(&ram, page_floor(addr))?;
+        loop {
+            let raw = slot.load();
+            let Pte::Page { frame, flags } = Pte::decode::<H::Format>(raw) else { return None };
+            let (needs, marks) = match access {
+                Access::Read => (PteFlags::READ, PteFlags::ACCESSED),
+                Access::Write => (PteFlags::WRITE, PteFlags::ACCESSED.union(PteFlags::DIRTY)),
+                Access::Execute => (PteFlags::EXEC, PteFlags::ACCESSED),
+            };
+            if !flags.contains(needs) {
+                return None;
+            }
+            if flags.contains(marks) || slot.set_flags::<H::Format>(raw, marks).is_ok() {
+                return Some(Translation { frame, flags: flags | marks });
+            }
+        }
+    }
+
+    /// Pages mapped in the page table: what `VmRSS` counts, but for the page of zeros. O(pages).
+    pub fn resident_pages(&self, cpu: &Cpu<H>) -> u64 {
+        let zero = self.mm.machine.zero_frame();
+        let mut count = 0;
+        self.mm.for_each_part(cpu, self.config.range, |ram, part| {
+            self.mm.page_table.for_each_slot(ram, part, |_, slot| {
+                match Pte::decode::<H::Format>(slot.load()) {
+                    Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } if frame != zero => count += 1,
+                    _ => {}
+                }
+                core::ops::ControlFlow::Continue(())
+            });
+        });
+        count
+    }
+
+    /// Page tables in use, the root included.
+    pub fn page_tables(&self) -> usize {
+        self.mm.page_table.tables()
+    }
+
+    /// VMAs in the space.
+    pub fn map_count(&self) -> usize {
+        self.mm.index.len()
+    }
+
+    /// Bytes that the index takes from the allocator, VMA records not included.
+    pub fn index_bytes(&self) -> usize {
+        self.mm.index.bytes()
+    }
+
+    /// Unmaps everything and gives all memory back, on a CPU of the caller's. What dropping does with the machine's
+    /// housekeeper.
+    pub fn destroy(mut self, cpu: &Cpu<H>) {
+        self.clear(cpu);
+    }
+
+    fn clear(&mut self, cpu: &Cpu<H>) {
+        if !self.mm.index.is_empty() {
+            // Removing whole VMAs reserves nothing, so it cannot fail.
+            let mut change = Change::begin(&self.mm, cpu);
+            let all = change.look_at(&cpu.pin(), self.config.range);
+            change.remove(self.config.range, &all);
+        }
+        // No VMA is left, so no anon_vma names this space and nothing else knows its inside.
+        if let Some(mm) = Shared::get_mut(&mut self.mm) {
+            let pin = cpu.pin();
+            let machine = mm.machine.clone();
+            mm.page_table.destroy(&machine.ram(&pin));
+        }
+        cpu.tidy();
+    }
+}
+
+impl<H: Host> Drop for AddressSpace<H> {
+    fn drop(&mut self) {
+        if self.mm.page_table.tables() == 0 {
+            return; // destroyed
+        }
+        let machine = self.mm.machine.clone();
+        Cpu::as_housekeeper(&machine, |cpu| {
+            self.clear(cpu);
+            // All of it: see `Cpu::drop`.
+            cpu.participant().collect_all();
+        });
+    }
+}
+
+/// Runs `make`, and once more after freeing what can be freed when memory is short.
+fn retry_with_memory<H: Host, T>(
+    cpu: &Cpu<H>,
+    mut make: impl FnMut() -> Result<T, OutOfMemory>,
+) -> Result<T, OutOfMemory> {
+    make().or_else(|OutOfMemory| {
+        cpu.find_memory();
+        make()
+    })
+}
+
+/// The pages that `len` bytes at `addr` touch: `addr` page-aligned, `len` rounded up.
+///
+/// # Errors
+/// [`Error::Invalid`] when `addr` is not aligned or the range wraps.
+fn page_range(addr: u64, len: u64) -> Result<AddrRange, Error> {
+    if !crate::addr::is_page_aligned(addr) {
+        return Err(Error::Invalid);
+    }
+    let len = crate::addr::page_ceil(len).ok_or(Error::Invalid)?;
+    AddrRange::of_len(addr, len).ok_or(Error::Invalid)
+}
+
+/// Threads share a space by reference, and it may go to another thread: checked here, where it would be lost.
+#[allow(dead_code, reason = "being type-checked is what it is for")]
+fn threads_share_spaces<H: Host>() {
+    fn shared<T: Send + Sync>() {}
+    shared::<AddressSpace<H>>();
+    shared::<crate::object::Object<H>>();
+    shared::<crate::machine::Machine<H>>();
+}

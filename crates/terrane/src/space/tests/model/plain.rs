@@ -1,0 +1,479 @@
+//! The plain model: what an address space is, a page at a time, without anything clever.
+
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
+use crate::error::{Error, FaultError};
+use crate::mm::STACK_GUARD_GAP;
+use crate::space::MapRequest;
+use crate::testing::TestHost;
+use crate::vma::{Access, Advice, MapFlags, Prot, VmFlags};
+use alloc::collections::BTreeSet;
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+/// Pages of the spaces: few, so that operations meet, and on both sides of a page table's end and of 1 GiB, where
+/// `LOW_2GIB` begins.
+pub(super) const PAGES: u64 = 96;
+pub(super) const BASE: u64 = (1 << 30) - 48 * PAGE_SIZE;
+pub(super) const LIMITS: AddrRange = AddrRange { start: BASE, end: BASE + PAGES * PAGE_SIZE };
+const LOW: u64 = 1 << 30;
+
+const SIZE: usize = PAGE_SIZE as usize;
+type Bytes = Rc<[u8; SIZE]>;
+
+/// What a mapped page is.
+#[derive(Clone)]
+pub(super) struct Page {
+    pub(super) flags: VmFlags,
+    /// Which object, and which page of it.
+    pub(super) shows: Option<(usize, u64)>,
+    /// The private content, once there is one.
+    pub(super) own: Option<Bytes>,
+}
+
+/// A file or shared memory.
+pub(super) struct Object {
+    pub(super) len: u64,
+    /// What mappings show: whole pages.
+    pub(super) data: Vec<u8>,
+    /// What the file holds; `None` for memory.
+    pub(super) file: Option<Vec<u8>>,
+    pub(super) writable: bool,
+    /// Pages that may differ from the file's.
+    pub(super) dirty: BTreeSet<u64>,
+}
+
+impl Object {
+    pub(super) fn memory(len: u64) -> Self {
+        Self { len, data: Vec::new(), file: None, writable: true, dirty: BTreeSet::new() }.whole()
+    }
+
+    pub(super) fn file(bytes: &[u8], writable: bool) -> Self {
+        let (len, data) = (bytes.len() as u64, bytes.into());
+        Self { len, data, file: Some(bytes.into()), writable, dirty: BTreeSet::new() }.whole()
+    }
+
+    fn whole(mut self) -> Self {
+        resize(&mut self.data, (self.len.div_ceil(PAGE_SIZE) as usize) * SIZE);
+        self
+    }
+
+    pub(super) fn pages(&self) -> u64 {
+        self.len.div_ceil(PAGE_SIZE)
+    }
+
+    fn page(&self, index: u64) -> Option<&[u8]> {
+        (index < self.pages()).then(|| &self.data[index as usize * SIZE..][..SIZE])
+    }
+
+    /// Writes the dirty pages among `pages`; returns whether there were any.
+    fn write_back(&mut self, pages: core::ops::Range<u64>, fails: bool) -> bool {
+        let Some(file) = &mut self.file else { return false };
+        let found: Vec<u64> = self.dirty.range(pages).copied().collect();
+        if !fails {
+            for index in &found {
+                let start = *index as usize * SIZE;
+                let end = (start + SIZE).min(self.len as usize);
+                file[start..end].copy_from_slice(&self.data[start..end]);
+                self.dirty.remove(index);
+            }
+        }
+        !found.is_empty()
+    }
+
+    fn set_len(&mut self, len: u64) {
+        if len < self.len {
+            self.data.truncate(len as usize);
+            self.dirty = self.dirty.iter().copied().filter(|index| index * PAGE_SIZE < len).collect();
+        }
+        self.len = len;
+        resize(&mut self.data, (len.div_ceil(PAGE_SIZE) as usize) * SIZE);
+        if let Some(file) = &mut self.file {
+            resize(file, len as usize);
+        }
+    }
+}
+
+/// A space: its pages, and its heap in bytes.
+#[derive(Clone)]
+pub(super) struct Plain {
+    pub(super) pages: Vec<Option<Page>>,
+    pub(super) heap: (u64, u64),
+    /// It has been a parent or a child.
+    pub(super) forked: bool,
+    pub(super) top_down: bool,
+}
+
+/// `Vec::resize` with zeros, in pieces: without optimisation that goes byte by byte.
+fn resize(bytes: &mut Vec<u8>, len: usize) {
+    bytes.truncate(len);
+    while bytes.len() < len {
+        bytes.extend_from_slice(&[0; SIZE][..(len - bytes.len()).min(SIZE)]);
+    }
+}
+
+fn number(addr: u64) -> usize {
+    ((addr - BASE) >> PAGE_SHIFT) as usize
+}
+
+fn address(number: usize) -> u64 {
+    BASE + ((number as u64) << PAGE_SHIFT)
+}
+
+impl Plain {
+    pub(super) fn new(top_down: bool) -> Self {
+        Self { pages: (0..PAGES).map(|_| None).collect(), heap: (0, 0), forked: false, top_down }
+    }
+
+    pub(super) fn page(&self, addr: u64) -> Option<&Page> {
+        if LIMITS.contains(addr) { self.pages[number(addr)].as_ref() } else { None }
+    }
+
+    pub(super) fn pages_of(&self, range: AddrRange) -> &[Option<Page>] {
+        &self.pages[number(range.start)..number(range.end)]
+    }
+
+    pub(super) fn mapped(&self) -> u64 {
+        self.pages.iter().flatten().count() as u64
+    }
+
+    /// What a touch of the page ends in; on success the page is as the touch leaves it.
+    fn touch(&mut self, objects: &mut [Object], addr: u64, access: Access) -> Result<&mut Page, FaultError> {
+        let page = LIMITS.contains(addr).then(|| self.pages[number(addr)].as_mut()).flatten();
+        let page = page.ok_or(FaultError::NotMapped)?;
+        if !page.flags.allows(access) {
+            return Err(FaultError::NotAllowed);
+        }
+        if page.own.is_some() {
+            return Ok(page);
+        }
+        let content = match page.shows {
+            Some((object, index)) => Some(objects[object].page(index).ok_or(FaultError::BeyondEnd)?),
+            None => None,
+        };
+        if access == Access::Write {
+            if page.flags.is_private() {
+                let mut own = [0; SIZE];
+                own.copy_from_slice(content.unwrap_or(&[0; SIZE]));
+                page.own = Some(Rc::new(own));
+            } else if let Some((object, index)) = page.shows {
+                objects[object].dirty.insert(index);
+            }
+        }
+        Ok(page)
+    }
+
+    pub(super) fn load(
+        &mut self,
+        objects: &mut [Object],
+        addr: u64,
+        access: Access,
+    ) -> Result<u64, FaultError> {
+        let page = self.touch(objects, addr, access)?;
+        let within = (addr % PAGE_SIZE) as usize;
+        let content = match (&page.own, page.shows) {
+            (Some(own), _) => &own[..],
+            (None, Some((object, index))) => &objects[object].data[index as usize * SIZE..],
+            (None, None) => return Ok(0),
+        };
+        Ok(u64::from_le_bytes(content[within..][..8].try_into().unwrap()))
+    }
+
+    pub(super) fn store(&mut self, objects: &mut [Object], addr: u64, value: u64) -> Result<(), FaultError> {
+        let page = self.touch(objects, addr, Access::Write)?;
+        let within = (addr % PAGE_SIZE) as usize;
+        let content = match (&mut page.own, page.shows) {
+            (Some(own), _) => &mut Rc::make_mut(own)[..],
+            (None, Some((object, index))) => &mut objects[object].data[index as usize * SIZE..],
+            (None, None) => unreachable!("a private page that was stored to is its own"),
+        };
+        content[within..][..8].copy_from_slice(&value.to_le_bytes());
+        Ok(())
+    }
+
+    /// Touches the pages of the range as `populate` does.
+    pub(super) fn populate(
+        &mut self,
+        objects: &mut [Object],
+        range: AddrRange,
+        access: Access,
+    ) -> Result<(), FaultError> {
+        for at in (range.start..range.end).step_by(SIZE) {
+            self.touch(objects, at, access)?;
+        }
+        Ok(())
+    }
+
+    fn is_free(&self, range: AddrRange) -> bool {
+        self.pages[number(range.start)..number(range.end)].iter().all(Option::is_none)
+    }
+
+    /// True when the range is free and keeps its distance from a stack above.
+    fn fits(&self, range: AddrRange) -> bool {
+        let above = (number(range.end)..PAGES as usize).find(|&n| self.pages[n].is_some());
+        let guarded = above.is_some_and(|n| {
+            let stack = self.pages[n].as_ref().is_some_and(|page| page.flags.contains(VmFlags::GROWSDOWN));
+            stack && range.end > address(n).saturating_sub(STACK_GUARD_GAP)
+        });
+        self.is_free(range) && !guarded
+    }
+
+    fn place(&self, request: &MapRequest<TestHost>, len: u64) -> Result<u64, Error> {
+        let pages = len / PAGE_SIZE;
+        if pages > PAGES {
+            return Err(Error::NoMemory);
+        }
+        let fits = |addr: &u64| self.fits(AddrRange::new(*addr, *addr + len));
+        if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
+            if !request.addr.is_multiple_of(PAGE_SIZE) {
+                return Err(Error::Invalid);
+            }
+            let end = request.addr.checked_add(len).ok_or(Error::NoMemory)?;
+            if end > LIMITS.end {
+                return Err(Error::NoMemory);
+            }
+            if request.addr < BASE {
+                return Err(Error::NotPermitted);
+            }
+            if request.flags.contains(MapFlags::FIXED_NOREPLACE)
+                && !self.is_free(AddrRange::new(request.addr, end))
+            {
+                return Err(Error::Exists);
+            }
+            return Ok(request.addr);
+        }
+        let low = request.flags.contains(MapFlags::LOW_2GIB);
+        if request.addr != 0 {
+            let hint = page_ceil(request.addr).map(|hint| hint.max(BASE));
+            let inside = |hint: &u64| hint.checked_add(len).is_some_and(|end| end <= LIMITS.end);
+            if let Some(hint) = hint.filter(inside).filter(fits) {
+                return Ok(hint);
+            }
+        }
+        let mut places = (0..=PAGES - pages).map(|n| address(n as usize));
+        if low {
+            return places.filter(|&addr| addr >= LOW).find(fits).ok_or(Error::NoMemory);
+        }
+        let found = if self.top_down { places.rev().find(fits) } else { places.find(fits) };
+        found.ok_or(Error::NoMemory)
+    }
+
+    /// `mmap`. `object` is the number of the request's object; without one a shared mapping makes one.
+    pub(super) fn map(
+        &mut self,
+        objects: &mut Vec<Object>,
+        request: &MapRequest<TestHost>,
+        object: Option<usize>,
+    ) -> Result<u64, Error> {
+        let len = match request.len {
+            0 => return Err(Error::Invalid),
+            len => page_ceil(len).ok_or(Error::NoMemory)?,
+        };
+        let shared = request.flags.contains(MapFlags::SHARED);
+        if shared == request.flags.contains(MapFlags::PRIVATE) {
+            return Err(Error::Invalid);
+        }
+        let mut flags = (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(request.prot);
+        flags.set(VmFlags::SHARED, shared);
+        flags.set(VmFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
+        flags.set(VmFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
+        if flags.contains(VmFlags::GROWSDOWN) && (object.is_some() || shared) {
+            return Err(Error::Invalid);
+        }
+        if object.is_some() {
+            if !request.offset.is_multiple_of(PAGE_SIZE) {
+                return Err(Error::Invalid);
+            }
+            if request.offset.checked_add(len).is_none_or(|end| end > i64::MAX as u64) {
+                return Err(Error::Overflow);
+            }
+        }
+        if shared && object.is_some_and(|object| !objects[object].writable) {
+            if request.prot.contains(Prot::WRITE) {
+                return Err(Error::Access);
+            }
+            flags.remove(VmFlags::MAYWRITE);
+        }
+        let addr = self.place(request, len)?;
+        let (object, first) = match object {
+            Some(object) => (Some(object), request.offset / PAGE_SIZE),
+            None if shared => {
+                objects.push(Object::memory(len));
+                (Some(objects.len() - 1), 0)
+            }
+            None => (None, 0),
+        };
+        for n in 0..len / PAGE_SIZE {
+            let shows = object.map(|object| (object, first + n));
+            self.pages[number(addr) + n as usize] = Some(Page { flags, shows, own: None });
+        }
+        if request.flags.contains(MapFlags::POPULATE) && !request.prot.is_empty() {
+            let write = !shared && request.prot.contains(Prot::WRITE);
+            let access = if write { Access::Write } else { Access::Read };
+            let _ = self.populate(objects, AddrRange::new(addr, addr + len), access);
+        }
+        Ok(addr)
+    }
+
+    pub(super) fn unmap(&mut self, addr: u64, len: u64) -> Result<(), Error> {
+        let range = page_range(addr, len)?;
+        if range.is_empty() || range.end > LIMITS.end {
+            return Err(Error::Invalid);
+        }
+        for at in (range.start.max(BASE)..range.end).step_by(SIZE) {
+            self.pages[number(at)] = None;
+        }
+        Ok(())
+    }
+
+    /// The numbers of the range's pages, if `check` finds nothing wrong with any.
+    fn covered(
+        &self,
+        range: AddrRange,
+        check: impl Fn(&Page) -> Result<(), Error>,
+    ) -> Result<core::ops::Range<usize>, Error> {
+        for at in (range.start..range.end).step_by(SIZE) {
+            check(self.page(at).ok_or(Error::NoMemory)?)?;
+        }
+        Ok(if range.is_empty() { 0..0 } else { number(range.start)..number(range.end) })
+    }
+
+    pub(super) fn protect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
+        if !addr.is_multiple_of(PAGE_SIZE) {
+            return Err(Error::Invalid);
+        }
+        let range = page_range(addr, len).map_err(|_| Error::NoMemory)?;
+        let forbidden = |page: &Page| prot.contains(Prot::WRITE) && !page.flags.contains(VmFlags::MAYWRITE);
+        let pages = self.covered(range, |page| if forbidden(page) { Err(Error::Access) } else { Ok(()) });
+        if range.end > LIMITS.end && !range.is_empty() {
+            return Err(Error::NoMemory);
+        }
+        for page in self.pages[pages?].iter_mut().flatten() {
+            page.flags = page.flags.with_prot(prot);
+        }
+        Ok(())
+    }
+
+    pub(super) fn advise(
+        &mut self,
+        objects: &mut [Object],
+        addr: u64,
+        len: u64,
+        advice: Advice,
+    ) -> Result<(), Error> {
+        let range = page_range(addr, len)?;
+        let pattern = VmFlags::RAND_READ | VmFlags::SEQ_READ;
+        let (set, clear) = match advice {
+            Advice::PopulateRead | Advice::PopulateWrite => {
+                let write = advice == Advice::PopulateWrite;
+                let access = if write { Access::Write } else { Access::Read };
+                return self.populate(objects, range, access).map_err(|error| match error {
+                    FaultError::NotAllowed => Error::Invalid,
+                    error => error.as_populate_error(),
+                });
+            }
+            Advice::DontNeed | Advice::WillNeed => {
+                let mut hole = false;
+                for at in (range.start..range.end).step_by(SIZE) {
+                    match LIMITS.contains(at).then(|| self.pages[number(at)].as_mut()).flatten() {
+                        Some(page) if advice == Advice::DontNeed => page.own = None,
+                        Some(_) => {}
+                        None => hole = true,
+                    }
+                }
+                return if hole { Err(Error::NoMemory) } else { Ok(()) };
+            }
+            Advice::Normal => (VmFlags::empty(), pattern),
+            Advice::Random => (VmFlags::RAND_READ, pattern),
+            Advice::Sequential => (VmFlags::SEQ_READ, pattern),
+            Advice::DontFork => (VmFlags::DONTCOPY, VmFlags::empty()),
+            Advice::DoFork => (VmFlags::empty(), VmFlags::DONTCOPY),
+            Advice::WipeOnFork => (VmFlags::WIPEONFORK, VmFlags::empty()),
+            Advice::KeepOnFork => (VmFlags::empty(), VmFlags::WIPEONFORK),
+            Advice::DontDump => (VmFlags::DONTDUMP, VmFlags::empty()),
+            Advice::DoDump => (VmFlags::empty(), VmFlags::DONTDUMP),
+        };
+        let private_only = advice == Advice::WipeOnFork;
+        let pages = self.covered(range, |page| {
+            if private_only && page.shows.is_some() { Err(Error::Invalid) } else { Ok(()) }
+        })?;
+        for page in self.pages[pages].iter_mut().flatten() {
+            page.flags = page.flags.difference(clear).union(set);
+        }
+        Ok(())
+    }
+
+    pub(super) fn brk(&mut self, end: u64) -> u64 {
+        let (start, now) = self.heap;
+        let (Some(old), Some(new)) = (page_ceil(now), page_ceil(end)) else { return now };
+        if end < start || start == 0 {
+            return now;
+        }
+        if new < old {
+            let _ = self.unmap(new, old - new);
+        } else if new > old {
+            if new > LIMITS.end || !self.fits(AddrRange::new(old, new)) {
+                return now;
+            }
+            let flags =
+                (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
+            for page in &mut self.pages[number(old)..number(new)] {
+                *page = Some(Page { flags, shows: None, own: None });
+            }
+        }
+        self.heap.1 = end;
+        end
+    }
+
+    pub(super) fn fork(&mut self) -> Self {
+        self.forked = true;
+        let mut child = self.clone();
+        for place in &mut child.pages {
+            match place {
+                Some(page) if page.flags.contains(VmFlags::DONTCOPY) => *place = None,
+                Some(page) if page.flags.contains(VmFlags::WIPEONFORK) => page.own = None,
+                _ => {}
+            }
+        }
+        child
+    }
+
+    pub(super) fn sync(&self, objects: &mut [Object], addr: u64, len: u64, fails: bool) -> Result<(), Error> {
+        let range = page_range(addr, len)?;
+        let (mut hole, mut failed) = (false, false);
+        for at in (range.start..range.end).step_by(SIZE) {
+            match self.page(at) {
+                Some(Page { flags, shows: Some((object, index)), .. }) if !flags.is_private() => {
+                    failed |= objects[*object].write_back(*index..index + 1, fails) && fails;
+                }
+                Some(_) => {}
+                None => hole = true,
+            }
+        }
+        match (failed, hole) {
+            (true, _) => Err(Error::Io),
+            (_, true) => Err(Error::NoMemory),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `ftruncate`.
+pub(super) fn set_len(objects: &mut [Object], spaces: &mut [&mut Plain], object: usize, len: u64) {
+    objects[object].set_len(len);
+    let pages = objects[object].pages();
+    for page in spaces.iter_mut().flat_map(|space| space.pages.iter_mut().flatten()) {
+        if page.shows.is_some_and(|(shown, index)| shown == object && index >= pages) {
+            page.own = None;
+        }
+    }
+}
+
+/// Writes all dirty pages of an object.
+pub(super) fn write_back(objects: &mut [Object], object: usize, fails: bool) -> Result<(), Error> {
+    if objects[object].write_back(0..u64::MAX, fails) && fails { Err(Error::Io) } else { Ok(()) }
+}
+
+fn page_range(addr: u64, len: u64) -> Result<AddrRange, Error> {
+    let len = page_ceil(len).ok_or(Error::Invalid)?;
+    AddrRange::of_len(addr, len).filter(|_| addr.is_multiple_of(PAGE_SIZE)).ok_or(Error::Invalid)
+}

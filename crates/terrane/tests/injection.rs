@@ -1,0 +1,464 @@
+//! Exhaustion at every point of every call: the n-th allocation fails, for n = 0, 1, 2 and so on until the call
+//! succeeds without meeting the failure; and the same with only k free frames, for k = 0, 1, 2 and so on.
+//!
+//! A call that fails leaves mappings, bytes and counts as they were, and succeeds when there is memory again. Faults
+//! and populating may leave page tables and pages behind that are mapped, which everyone's bytes and the counts at the
+//! end account for.
+
+#[path = "injection/host.rs"]
+mod host;
+
+use host::{Failing, TestFile, TestHost, failing_at};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use terrane::error::{Error, FaultError};
+use terrane::host::Memory;
+use terrane::machine::{Cpu, Machine, Record};
+use terrane::space::{AddressSpace, Locking, MapRequest, Mapping, SpaceConfig};
+use terrane::sync::Shared;
+use terrane::vma::{Access, Advice, MapFlags, Prot};
+use terrane::{Frame, PAGE_SIZE};
+
+#[global_allocator]
+static ALLOCATOR: Failing = Failing;
+
+type Object = terrane::object::Object<TestHost>;
+type Space = AddressSpace<TestHost>;
+
+const FRAMES: usize = 320;
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+// Private memory, some of it stored to and shared with a child; alone in its 2 MiB.
+const MEMORY: u64 = 0x4000_0000;
+/// A private and a shared mapping of a file, and shared memory.
+const PRIVATE: u64 = 0x5000_0000;
+const SHARED: u64 = 0x6000_0000;
+const COMMON: u64 = 0x7000_0000;
+const HEAP: u64 = 0x2000_0000;
+/// Where nothing is mapped, and no page table exists.
+const FREE: u64 = 0x10_0000_0000;
+const PAGES: u64 = 8;
+
+/// A space in which every kind of page exists, and its child.
+struct World {
+    child: Option<Space>,
+    space: Option<Space>,
+    object: Option<Shared<Object>>,
+    file: TestFile,
+    cpu: Cpu<TestHost>,
+    machine: Shared<Machine<TestHost>>,
+    frames_free: usize,
+}
+
+/// What a failed call must leave alone.
+#[derive(PartialEq, Debug)]
+struct State {
+    mappings: Vec<Mapping>,
+    vmas: usize,
+    heap: terrane::AddrRange,
+    mapped: u64,
+}
+
+impl World {
+    fn new(locking: Locking) -> Self {
+        let machine = Machine::try_new(TestHost::new(FRAMES), 4).unwrap();
+        let cpu = Cpu::try_new(&machine).unwrap();
+        let frames_free = machine.usage().frames_free;
+        let file =
+            TestFile(Arc::new(Mutex::new((0..PAGES * PAGE_SIZE).map(|n| (n >> 12) as u8 + 1).collect())));
+        let object = Object::file(&machine, file.clone()).unwrap();
+        let space = Space::try_new(&cpu, SpaceConfig::with_locking(locking)).unwrap();
+        let len = PAGES * PAGE_SIZE;
+        let map = |request: MapRequest<TestHost>, addr| space.map(&cpu, request.fixed(addr)).unwrap();
+        map(MapRequest::anonymous(len, RW), MEMORY);
+        map(MapRequest::object(&object, 0, len, RW, false), PRIVATE);
+        map(MapRequest::object(&object, 0, len, RW, true), SHARED);
+        map(MapRequest::shared_anonymous(len, RW), COMMON);
+        space.set_heap(&cpu, HEAP).unwrap();
+        assert_eq!(space.brk(&cpu, HEAP + 3 * PAGE_SIZE), HEAP + 3 * PAGE_SIZE);
+        let mut world =
+            Self { child: None, space: Some(space), object: Some(object), file, cpu, machine, frames_free };
+        for at in [MEMORY, MEMORY + PAGE_SIZE, PRIVATE + PAGE_SIZE, SHARED + 2 * PAGE_SIZE, COMMON, HEAP] {
+            world.store(at, at).unwrap();
+        }
+        world.load(MEMORY + 3 * PAGE_SIZE).unwrap();
+        world.child = Some(world.space().fork(&world.cpu).unwrap());
+        world.store(MEMORY + 2 * PAGE_SIZE, 5).unwrap();
+        world
+    }
+
+    fn space(&self) -> &Space {
+        self.space.as_ref().unwrap()
+    }
+
+    fn object(&self) -> &Shared<Object> {
+        self.object.as_ref().unwrap()
+    }
+
+    fn word(&self, addr: u64, access: Access) -> Result<&AtomicU64, Error> {
+        let found = loop {
+            if let Some(found) = self.space().translate(&self.cpu, addr, access) {
+                break found;
+            }
+            self.space().fault(&self.cpu, addr, access).map_err(|error| {
+                assert_eq!(error, FaultError::OutOfMemory);
+                Error::NoMemory
+            })?;
+        };
+        let page = self.machine.host().bytes(found.frame);
+        // SAFETY: a word of a frame, aligned; one thread does everything.
+        Ok(unsafe { &*page.as_ptr().add((addr % PAGE_SIZE) as usize).cast::<AtomicU64>() })
+    }
+
+    fn load(&self, addr: u64) -> Result<u64, Error> {
+        Ok(self.word(addr, Access::Read)?.load(Ordering::Relaxed))
+    }
+
+    fn store(&self, addr: u64, value: u64) -> Result<(), Error> {
+        self.word(addr, Access::Write)?.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn state(&self) -> State {
+        self.cpu.quiesce();
+        State {
+            mappings: self.space().mappings(&self.cpu).unwrap(),
+            vmas: self.machine.usage().vmas,
+            heap: self.space().heap(),
+            mapped: self.space().mapped_bytes(),
+        }
+    }
+
+    /// The first word of every mapped page that may be read.
+    fn contents(&self) -> Vec<(u64, u64)> {
+        let mut list = Vec::new();
+        for mapping in self.space().mappings(&self.cpu).unwrap() {
+            if !mapping.prot.is_empty() {
+                for at in (mapping.range.start..mapping.range.end).step_by(PAGE_SIZE as usize) {
+                    list.push((at, self.load(at).unwrap()));
+                }
+            }
+        }
+        list
+    }
+
+    /// Frames that are free, quiesced.
+    fn free(&self) -> usize {
+        self.cpu.quiesce();
+        self.machine.usage().frames_free
+    }
+
+    /// Takes all free frames but `k`.
+    fn hoard(&self, k: usize) -> Vec<Frame> {
+        self.cpu.quiesce();
+        let pin = self.cpu.pin();
+        let mut all: Vec<Frame> = std::iter::from_fn(|| self.machine.frames().allocate(&pin)).collect();
+        for frame in all.drain(..k) {
+            self.machine.frames().free(&pin, frame);
+        }
+        all
+    }
+
+    fn release(&self, hoard: Vec<Frame>) {
+        let pin = self.cpu.pin();
+        hoard.into_iter().for_each(|frame| self.machine.frames().free(&pin, frame));
+    }
+
+    /// Takes all records of VMAs that are there, so that the next one takes an allocation.
+    fn hoard_records(&self) -> Vec<NonNull<Record>> {
+        let mut all = Vec::with_capacity(1000);
+        let pin = self.cpu.pin();
+        while let (Ok(record), false) = failing_at(0, || self.machine.records().allocate(&pin)) {
+            all.push(record);
+        }
+        all
+    }
+
+    fn release_records(&self, hoard: Vec<NonNull<Record>>) {
+        let pin = self.cpu.pin();
+        for record in hoard {
+            // SAFETY: taken by `hoard_records`, made into nothing.
+            unsafe { self.machine.records().free(&pin, record) };
+        }
+    }
+
+    /// Maps so many single pages more, so that nodes of the index are more or less full.
+    fn crowded(self, more: u64) -> Self {
+        for n in 0..more {
+            let request =
+                MapRequest::anonymous(PAGE_SIZE, Prot::READ).fixed(MEMORY - (2 * n + 2) * PAGE_SIZE);
+            self.space().map(&self.cpu, request).unwrap();
+        }
+        self
+    }
+
+    /// All is given back.
+    fn end(mut self) {
+        self.space = None;
+        self.child = None;
+        self.object = None;
+        assert_eq!(self.free(), self.frames_free, "frames leaked");
+        assert_eq!(self.machine.usage().vmas, 0, "VMAs leaked");
+    }
+}
+
+/// Runs `act` with every failure that there is. `exact`: when it fails, not even a frame may have moved.
+fn inject(name: &str, exact: bool, act: impl Fn(&World) -> Result<(), Error>) {
+    for locking in [Locking::Speculative, Locking::Classic] {
+        let (state, contents, free) = {
+            let world = World::new(locking);
+            let found = (world.state(), world.contents(), World::new(locking).free());
+            world.end();
+            found
+        };
+        let after_failure = |world: World, error: Error, point: &str| {
+            assert_eq!(error, Error::NoMemory, "{name}, {point}");
+            assert_eq!(world.state(), state, "{name}, {point}");
+            if exact {
+                assert_eq!(world.free(), free, "{name}, {point}");
+            }
+            assert_eq!(world.contents(), contents, "{name}, {point}");
+            assert_eq!(act(&world), Ok(()), "{name}, {point}, with memory again");
+            world.end();
+        };
+        let mut failures = 0;
+        for n in 0.. {
+            let world = World::new(locking);
+            let (result, met) = failing_at(n, || act(&world));
+            match result {
+                Err(error) => after_failure(world, error, &format!("allocation {n}")),
+                Ok(()) => world.end(),
+            }
+            failures += u64::from(met);
+            if !met {
+                break;
+            }
+        }
+        for k in 0.. {
+            let world = World::new(locking);
+            let hoard = world.hoard(k);
+            let result = act(&world);
+            world.release(hoard);
+            match result {
+                Err(error) => after_failure(world, error, &format!("{k} frames")),
+                Ok(()) => {
+                    world.end();
+                    break;
+                }
+            }
+            failures += 1;
+        }
+        println!("{name}: {failures} failures, {locking:?}");
+    }
+}
+
+/// The same for a call that divides or makes VMAs, when the records that are set aside are all in use, with nodes of the
+/// index more or less full.
+fn inject_layout(name: &str, act: impl Fn(&World) -> Result<(), Error>) {
+    inject(name, true, &act);
+    let mut failures = 0;
+    for more in 0..10 {
+        let world = World::new(Locking::Speculative).crowded(more);
+        let (state, free, contents) = (world.state(), world.free(), world.contents());
+        world.end();
+        for n in 0.. {
+            let world = World::new(Locking::Speculative).crowded(more);
+            let hoard = world.hoard_records();
+            let (result, met) = failing_at(n, || act(&world));
+            world.release_records(hoard);
+            failures += u64::from(met);
+            if let Err(error) = result {
+                assert_eq!(error, Error::NoMemory);
+                assert_eq!(world.state(), state, "{name}, allocation {n}, {more} more");
+                assert_eq!(world.free(), free, "{name}, allocation {n}, {more} more");
+                assert_eq!(world.contents(), contents, "{name}, allocation {n}, {more} more");
+                assert_eq!(act(&world), Ok(()));
+            }
+            world.end();
+            if !met {
+                break;
+            }
+        }
+    }
+    println!("{name}: {failures} failures without spare records");
+    assert!(failures > 0, "{name}: nothing was injected");
+}
+
+#[test]
+fn map() {
+    let len = 3 * PAGE_SIZE;
+    inject_layout("memory", |w| w.space().map(&w.cpu, MapRequest::anonymous(len, Prot::READ)).map(drop));
+    inject_layout("in a hole of memory", |w| {
+        w.space().map(&w.cpu, MapRequest::anonymous(len, Prot::READ).fixed(MEMORY + PAGE_SIZE)).map(drop)
+    });
+    inject_layout("in a hole of a file", |w| {
+        let request = MapRequest::object(w.object(), 0, len, RW, false);
+        w.space().map(&w.cpu, request.fixed(SHARED + PAGE_SIZE)).map(drop)
+    });
+    inject("shared memory", true, |w| w.space().map(&w.cpu, MapRequest::shared_anonymous(len, RW)).map(drop));
+    inject("filled in", false, |w| {
+        w.space().map(&w.cpu, MapRequest::anonymous(len, RW).with(MapFlags::POPULATE).fixed(FREE)).map(drop)
+    });
+    inject("hundreds of small ones", false, |w| {
+        // Enough for new nodes of the index, and for a new chunk of records.
+        for n in 0..300 {
+            let prot = if n % 2 == 0 { Prot::READ } else { RW };
+            let request = MapRequest::anonymous(PAGE_SIZE, prot).fixed(FREE + n * PAGE_SIZE);
+            if let Err(error) = w.space().map(&w.cpu, request) {
+                w.space().unmap(&w.cpu, FREE, 300 * PAGE_SIZE)?;
+                return Err(error);
+            }
+        }
+        w.space().unmap(&w.cpu, FREE, 300 * PAGE_SIZE)
+    });
+}
+
+#[test]
+fn unmap() {
+    for (name, base) in [("memory", MEMORY), ("private file", PRIVATE), ("file", SHARED), ("shared", COMMON)]
+    {
+        for (from, to) in [(2, 4), (0, 3), (5, 8), (0, 8)] {
+            let name = format!("{name} {from}..{to}");
+            let act = |w: &World| w.space().unmap(&w.cpu, base + from * PAGE_SIZE, (to - from) * PAGE_SIZE);
+            // Whole mappings, and the ends of memory, go without dividing anything.
+            let divides = (from, to) == (2, 4) || base != MEMORY && (from, to) != (0, 8);
+            if divides { inject_layout(&name, act) } else { inject(&name, true, act) }
+        }
+    }
+    inject("everything", true, |w| w.space().unmap(&w.cpu, HEAP, COMMON + PAGES * PAGE_SIZE - HEAP));
+    inject_layout("from file to file", |w| {
+        w.space().unmap(&w.cpu, PRIVATE + 4 * PAGE_SIZE, SHARED - PRIVATE)
+    });
+}
+
+#[test]
+fn protect_and_advise() {
+    for base in [MEMORY, PRIVATE, SHARED, COMMON] {
+        inject_layout("protect", |w| {
+            w.space().protect(&w.cpu, base + 2 * PAGE_SIZE, 2 * PAGE_SIZE, Prot::READ)
+        });
+        inject("protect all", true, |w| w.space().protect(&w.cpu, base, PAGES * PAGE_SIZE, Prot::empty()));
+        for advice in [Advice::DontFork, Advice::Random] {
+            inject_layout("advise", |w| w.space().advise(&w.cpu, base + PAGE_SIZE, PAGE_SIZE, advice));
+        }
+        inject("forget", true, |w| w.space().advise(&w.cpu, base + PAGE_SIZE, PAGE_SIZE, Advice::DontNeed));
+        for advice in [Advice::PopulateRead, Advice::PopulateWrite, Advice::WillNeed] {
+            inject("populate", false, |w| w.space().advise(&w.cpu, base, PAGES * PAGE_SIZE, advice));
+        }
+    }
+}
+
+#[test]
+fn brk() {
+    for pages in [0, 1, 3, 5] {
+        inject("brk", true, |w| {
+            let end = HEAP + pages * PAGE_SIZE;
+            if w.space().brk(&w.cpu, end) == end { Ok(()) } else { Err(Error::NoMemory) }
+        });
+    }
+}
+
+#[test]
+fn faults_of_every_kind() {
+    // A first touch in a table that is there, and in one that is not; a private store to the zeros that were read; to a
+    // page shared with the child; the same in the heap.
+    for at in
+        [MEMORY + 5 * PAGE_SIZE, MEMORY + 3 * PAGE_SIZE, MEMORY, MEMORY + PAGE_SIZE, HEAP, HEAP + PAGE_SIZE]
+    {
+        inject("a store to memory", false, |w| w.word(at, Access::Write).map(drop));
+        inject("a load from memory", false, |w| w.word(at, Access::Read).map(drop));
+    }
+    for page in [0, 1, 2, 5] {
+        for base in [PRIVATE, SHARED, COMMON] {
+            inject("a store to an object", false, |w| {
+                w.word(base + page * PAGE_SIZE, Access::Write).map(drop)
+            });
+            inject("a load from an object", false, |w| {
+                w.word(base + page * PAGE_SIZE, Access::Read).map(drop)
+            });
+        }
+    }
+    for kind in 0..3 {
+        inject("a new mapping", false, |w| {
+            let addr = FREE + (1 << 30);
+            let len = PAGES * PAGE_SIZE;
+            let request = match kind {
+                0 => MapRequest::anonymous(len, RW),
+                1 => MapRequest::object(w.object(), 0, len, RW, false),
+                _ => MapRequest::shared_anonymous(len, RW),
+            };
+            w.space().map(&w.cpu, request.fixed(addr))?;
+            let result = w.word(addr + PAGE_SIZE, Access::Write).map(drop);
+            w.space().unmap(&w.cpu, addr, len)?;
+            result
+        });
+    }
+}
+
+#[test]
+fn fork() {
+    inject("fork", true, |w| w.space().fork(&w.cpu).map(drop));
+    inject("fork of the child", true, |w| w.child.as_ref().unwrap().fork(&w.cpu).map(drop));
+    inject("fork on a CPU of its own", true, |w| {
+        let child = w.space().fork(&w.cpu)?;
+        child.destroy(&w.cpu);
+        Ok(())
+    });
+}
+
+#[test]
+fn mappings_and_sync() {
+    inject("mappings", true, |w| w.space().mappings(&w.cpu).map(drop));
+    for at_once in [false, true] {
+        inject("sync", true, |w| {
+            if at_once {
+                w.object().write_back(&w.cpu)?;
+            } else {
+                w.space().sync(&w.cpu, SHARED, PAGES * PAGE_SIZE)?;
+            }
+            let at = 2 * PAGE_SIZE as usize;
+            assert_eq!(w.file.0.lock().unwrap()[at..][..8], (SHARED + 2 * PAGE_SIZE).to_le_bytes());
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn new_spaces_and_objects() {
+    inject("a space", true, |w| Space::try_new(&w.cpu, SpaceConfig::default()).map(drop));
+    inject("a file", true, |w| Ok(Object::file(&w.machine, w.file.clone()).map(drop)?));
+    inject("shared memory", true, |w| Ok(Object::shared_memory(&w.machine, 1 << 20).map(drop)?));
+    inject("a CPU", true, |w| Cpu::try_new(&w.machine).map(drop));
+}
+
+#[test]
+fn machines() {
+    for n in 0.. {
+        let host = TestHost::new(40);
+        let (result, met) = failing_at(n, || Machine::try_new(host, 3));
+        assert!(result.is_err() || !met, "failure {n} passed over");
+        if !met {
+            break;
+        }
+    }
+    assert!(Machine::try_new(TestHost::new(1), usize::MAX).is_err());
+}
+
+#[test]
+fn giving_up_needs_no_memory() {
+    for n in 0..3 {
+        let mut world = World::new(Locking::Speculative);
+        let (space, child, object) = (world.space.take(), world.child.take(), world.object.take());
+        let ((), met) = failing_at(n, || drop((space, child, object)));
+        assert!(!met, "a destructor allocates");
+        world.end();
+    }
+    let world = World::new(Locking::Speculative);
+    let hoard = world.hoard(0);
+    let free = world.free();
+    world.object().set_len(&world.cpu, PAGE_SIZE);
+    world.space().advise(&world.cpu, MEMORY, PAGES * PAGE_SIZE, Advice::DontNeed).unwrap();
+    assert!(world.free() > free);
+    world.release(hoard);
+    world.end();
+}
