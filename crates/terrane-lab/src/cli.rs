@@ -1,0 +1,222 @@
+//! The command line.
+
+use crate::baseline::linux;
+use crate::command::{list, measure};
+use crate::failure::{Failure, one_line};
+use crate::measure::Experiment;
+use crate::{bench, experiments};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+
+/// Measures Terrane, a virtual-memory manager, beside its baselines and beside the kernel it runs on.
+///
+/// Figures of different machines, or of different hours, do not compare. So everything that is compared is measured
+/// in one run, and the variants take turns: one sample of each, then the next sample of each.
+#[derive(Parser)]
+#[command(name = "terrane", version, after_help = after_help())]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Repeats the published experiments: classic against speculative faults, linear against indexed search, and so on
+    #[command(after_help = after_help_of("experiments", experiments::ALL))]
+    Experiments {
+        #[command(flatten)]
+        selection: Selection,
+        /// Files of 16 MiB for ‘populate’, on disk and twice in memory; its rows then name the number [default: 160]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=4096))]
+        files: Option<u16>,
+    },
+    /// Measures single operations beside BTreeMap, the crate memory_set and the running kernel
+    #[command(after_help = after_help_of("bench", bench::ALL))]
+    Bench(Selection),
+    /// Lists what can be measured, and which source each repeats
+    List,
+    /// Serves one measurement of the kernel, for the other commands
+    #[command(name = linux::COMMAND, hide = true)]
+    LinuxProbe {
+        /// What to measure
+        probe: String,
+    },
+}
+
+#[derive(Args)]
+struct Selection {
+    /// What to measure; everything if none is named
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Threads that work together, where several do [default: one a processor, at least 2]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Seconds that each variant is measured for, all its runs together [default: set by each experiment]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = seconds)]
+    seconds: Option<f64>,
+    /// Samples taken of each variant; the table shows their median, min and max [default: set by each experiment]
+    #[arg(long, value_name = "R", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    runs: Option<u16>,
+    /// Writes a report as JSON (see docs/json.md); - is standard output, and tables then go to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draws a picture of each experiment into this folder, as SVG
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
+}
+
+/// A sensible number of seconds.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("it is a number from 0.001 to 3600".to_owned()),
+    }
+}
+
+fn after_help() -> String {
+    "Examples:
+  terrane list                                   what there is
+  terrane experiments                            all experiments, within two minutes
+  terrane experiments multi-fault --threads 4    one of them, with four threads
+  terrane bench index --json - > index.json      a report for programs to read
+  terrane bench --plot pictures                  a picture of each
+
+Exit status: 0 done, 1 a measurement broke off, 2 wrong arguments, too little memory, a file that cannot be written."
+        .to_owned()
+}
+
+fn after_help_of(command: &str, all: &[&Experiment]) -> String {
+    let mut text = String::from("Names:\n");
+    text.push_str(&list::lines(all, false));
+    let example = all.first().map_or("", |experiment| experiment.id);
+    let _ = write!(
+        text,
+        "
+What the columns mean:
+  threads    how many do it together; times are for each, rates for all
+  median     of the samples, one a run; min and max are the extremes
+  here       a ratio within each round of samples, then the median
+  published  the source's figure, on the source's own machine
+  counters   as in /proc/vmstat, summed over all samples
+
+Examples:
+  terrane {command} {example} --seconds 5 --runs 21      steadier figures
+  terrane {command} --json report.json --plot pictures"
+    );
+    text
+}
+
+/// Does what the command line says.
+///
+/// # Errors
+/// [`Failure::Request`] for a command line that makes no sense; else those of the command.
+pub fn run() -> Result<(), Failure> {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return explain(&error),
+    };
+    match cli.command {
+        Command::Experiments { selection, files } => {
+            measure("experiments", experiments::ALL, selection, files.map(usize::from))
+        }
+        Command::Bench(selection) => measure("bench", bench::ALL, selection, None),
+        Command::List => list::run(),
+        Command::LinuxProbe { probe } => linux::serve(&probe),
+    }
+}
+
+fn measure(
+    command: &'static str,
+    all: &[&'static Experiment],
+    selection: Selection,
+    files: Option<usize>,
+) -> Result<(), Failure> {
+    measure::run(&measure::Request {
+        command,
+        selected: select(command, all, &selection.names)?,
+        threads: selection.threads.map(usize::from),
+        files,
+        seconds: selection.seconds,
+        runs: selection.runs.map(usize::from),
+        json: selection.json,
+        plot: selection.plot,
+    })
+}
+
+/// Those of `all` that are named, in the order named and once each; all of them if `names` is empty.
+fn select(
+    command: &str,
+    all: &[&'static Experiment],
+    names: &[String],
+) -> Result<Vec<&'static Experiment>, Failure> {
+    if names.is_empty() {
+        return Ok(all.to_vec());
+    }
+    let mut selected: Vec<&'static Experiment> = Vec::new();
+    for name in names {
+        let Some(&experiment) = all.iter().find(|experiment| experiment.id == name) else {
+            let known = all.iter().map(|experiment| experiment.id).collect::<Vec<_>>().join(", ");
+            return Err(Failure::Request(format!(
+                "‘{name}’ is unknown to ‘terrane {command}’, which has {known} (see ‘terrane list’)"
+            )));
+        };
+        if !selected.iter().any(|chosen| chosen.id == experiment.id) {
+            selected.push(experiment);
+        }
+    }
+    Ok(selected)
+}
+
+/// Help and version go to standard output and are no failure; everything else becomes one line.
+fn explain(error: &clap::Error) -> Result<(), Failure> {
+    let text = error.render().to_string();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            std::io::stdout().write_all(text.as_bytes()).map_err(|e| Failure::output("standard output", &e))
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            Err(Failure::Request(
+                "a command is missing: experiments, bench or list (see ‘terrane --help’)".to_owned(),
+            ))
+        }
+        // What clap says first is what is wrong; its tips and usage follow after blank lines.
+        _ => {
+            let what = text.split("\n\n").next().unwrap_or_default();
+            let what = one_line(what.strip_prefix("error: ").unwrap_or(what));
+            Err(Failure::Request(format!("{what} (see ‘terrane --help’)")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn names_select() {
+        let ids = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+            select("bench", bench::ALL, &names).map(|chosen| chosen.iter().map(|e| e.id).collect::<Vec<_>>())
+        };
+        assert_eq!(ids(&["map", "index", "map"]).unwrap(), ["map", "index"]);
+        assert_eq!(ids(&[]).unwrap().len(), bench::ALL.len());
+        assert!(matches!(ids(&["nothing"]), Err(Failure::Request(text)) if text.contains("index, fault")));
+    }
+
+    #[test]
+    fn seconds_are_sensible() {
+        assert_eq!(seconds("0.5"), Ok(0.5));
+        for text in ["0", "-1", "nan", "inf", "1e9", "x"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

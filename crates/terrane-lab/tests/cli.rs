@@ -1,0 +1,168 @@
+//! The built command, from outside: exit status, one line for what is wrong, and the documented form of reports.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn terrane(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_terrane")).args(arguments).output().expect("the command starts")
+}
+
+/// Asserts that `output` refuses a request: status 2, nothing on standard output, one line on standard error.
+fn refused(output: &Output) -> String {
+    let error = String::from_utf8(output.stderr.clone()).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(output.stdout.is_empty());
+    assert!(error.starts_with("terrane: ") && error.ends_with('\n'), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn wrong_arguments_are_one_line_and_status_2() {
+    for (arguments, part) in [
+        (&[][..], "command is missing"),
+        (&["fly"], "unrecognized subcommand 'fly'"),
+        (&["experiments", "no-such"], "‘no-such’ is unknown"),
+        (&["bench", "index", "multi-fault"], "‘multi-fault’ is unknown"),
+        (&["bench", "--threads", "0"], "--threads"),
+        (&["bench", "--threads", "many"], "many"),
+        (&["bench", "--threads"], "value is required"),
+        (&["bench", "--seconds", "-1"], "--seconds"),
+        (&["bench", "--seconds", "0"], "0.001 to 3600"),
+        (&["bench", "--runs", "100000"], "--runs"),
+        (&["bench", "--colour"], "--colour"),
+        (&["experiments", "--files", "0"], "--files"),
+        (&["experiments", "multi-fault", "--threads", "1000"], "1000 threads are too many"),
+        (&["list", "more"], "more"),
+        (&["linux-probe"], "PROBE"),
+        (&["linux-probe", "x"], "not by hand"),
+    ] {
+        let error = refused(&terrane(arguments));
+        assert!(error.contains(part), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn places_that_cannot_be_written_are_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    std::fs::write(&file, "kept").expect("a file");
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let slow = ["bench", "fork", "--seconds", "1"];
+    for (option, place) in [
+        ("--json", text(folder.path())),
+        ("--json", text(&folder.path().join("no/folder"))),
+        ("--json", "/proc/nothing".to_owned()),
+        ("--plot", text(&file)),
+        ("--plot", text(&file.join("below"))),
+        ("--plot", "/proc/nothing".to_owned()),
+    ] {
+        let error = refused(&terrane(&[&slow[..], &[option, &place]].concat()));
+        assert!(error.contains(&place), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&file).expect("still there"), "kept");
+}
+
+#[test]
+fn too_little_memory_is_refused() {
+    let command = format!("ulimit -v 100000; exec '{}' bench fork", env!("CARGO_BIN_EXE_terrane"));
+    let error = refused(&Command::new("sh").args(["-c", &command]).output().expect("a shell"));
+    assert!(error.contains("needs 768 MiB of memory"), "{error}");
+}
+
+#[test]
+fn help_and_list_teach() {
+    for (arguments, parts) in [
+        (&["--help"][..], &["experiments", "Exit status", "Examples"][..]),
+        (&["experiments", "--help"], &["multi-fault", "median", "published", "--threads <N>"]),
+        (&["bench", "--help"], &["index", "fork", "standard output"]),
+        (&["list"], &["terrane bench NAME", "multi-fault", "source C"]),
+        (&["--version"], &["terrane 0."]),
+    ] {
+        let output = terrane(arguments);
+        let text = String::from_utf8(output.stdout).expect("UTF-8");
+        assert!(output.status.success() && output.stderr.is_empty());
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+}
+
+/// The paths of all fields of `value`, in the manner of docs/json.md.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = match path {
+                    "" => name.clone(),
+                    "experiments[].counters" => format!("{path}.VARIANT"),
+                    "experiments[].counters.VARIANT" => format!("{path}.NAME"),
+                    _ => format!("{path}.{name}"),
+                };
+                paths(value, &path, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| paths(item, &format!("{path}[]"), found)),
+        _ => {
+            found.insert(path.to_owned());
+        }
+    }
+}
+
+#[test]
+fn a_report_has_exactly_the_documented_fields() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plot = folder.path().join("pictures");
+    let plot_text = plot.to_str().expect("UTF-8");
+    let output = terrane(&[
+        "bench",
+        "fault",
+        "populate",
+        "--seconds",
+        "0.02",
+        "--runs",
+        "2",
+        "--threads",
+        "2",
+        "--json",
+        "-",
+        "--plot",
+        plot_text,
+    ]);
+    let tables = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(output.status.success(), "{tables}");
+    assert!(tables.contains("clear a page [ns, less is better]"), "tables go to standard error:\n{tables}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is the report alone");
+
+    let mut found = BTreeSet::new();
+    paths(&report, "", &mut found);
+    let text = include_str!("../../../docs/json.md");
+    let documented: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned()))
+        .collect();
+    assert_eq!(found, documented);
+
+    assert_eq!(report["schema"], 1);
+    let ids: Vec<_> = report["experiments"].as_array().expect("a list").iter().map(|e| &e["id"]).collect();
+    assert_eq!(ids, ["fault", "populate"]);
+    for experiment in report["experiments"].as_array().expect("a list") {
+        for row in experiment["rows"].as_array().expect("a list") {
+            let figure = |name: &str| row[name].as_f64().expect("a number");
+            assert!(figure("min") <= figure("median") && figure("median") <= figure("max"), "{row}");
+        }
+    }
+    for name in ["bench-fault.svg", "bench-populate.svg"] {
+        let image = std::fs::read_to_string(plot.join(name)).expect("a picture");
+        assert!(image.starts_with("<svg") && image.contains("less is better"));
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let command = format!("'{}' list | true", env!("CARGO_BIN_EXE_terrane"));
+    let output = Command::new("sh").args(["-c", &command]).output().expect("a shell");
+    assert!(output.status.success() && output.stderr.is_empty());
+}
