@@ -192,12 +192,7 @@ impl<H: Host> Cpu<H> {
     /// Pins this CPU; see [`Epoch`]. Not while it is pinned already.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
-        loop {
-            if let Some(pin) = self.machine.epoch.try_pin_other(self.id) {
-                return pin;
-            }
-            crate::sync::atomic::spin_loop();
-        }
+        self.participant().pin()
     }
 
     /// Frees what this CPU gave up and nobody uses any more, if enough has come together. Not while pinned.

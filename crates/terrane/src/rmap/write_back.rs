@@ -3,9 +3,14 @@
 //! # Writing back
 //!
 //! For each dirty page: take the mark away, make every mapping of the page read-only and clean, shoot the
-//! translations down, wait until stores under way have landed, copy the page aside, write the copy. A store after that faults and marks the page again. The
-//! fault sets the mark while it owns the entry: if it took the entry before our sweep reached it, the sweep
-//! waits, and the copy is made after the store could begin; if after, the mark is set after we took it away.
+//! translations down, wait until stores under way have landed, copy the page aside, write the copy. A store after that
+//! faults and marks the page again. The fault sets the mark while it owns the entry: if it took the entry before our
+//! sweep reached it, the sweep waits, and the copy is made after the store could begin; if after, the mark is set after
+//! we took it away.
+//!
+//! An unmap, a protect or a `DONTNEED` may have taken an entry away just before, and still wait for stores through it. It
+//! says so in [`Mm::ending`](crate::mm::Mm::ending), raised before its first entry changes; then the write-back shoots down
+//! the mapping itself and waits too.
 //!
 //! # Cutting short
 //!

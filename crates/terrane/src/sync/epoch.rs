@@ -258,7 +258,7 @@ impl<'e> Participant<'e> {
     /// Pins this CPU. Waits only while another CPU has taken over its state (see
     /// [`Epoch::try_pin_other`]). Must not be called while this CPU is pinned already.
     #[inline]
-    pub fn pin(&self) -> Pin<'_> {
+    pub fn pin(&self) -> Pin<'e> {
         loop {
             if let Some(pin) = self.epoch.try_pin_other(self.id) {
                 return pin;
