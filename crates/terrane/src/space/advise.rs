@@ -1,6 +1,7 @@
 //! Advice, populating, and writing back.
 
-use super::change::{Change, Sweep};
+use super::change::Change;
+use super::sweep::Sweep;
 use super::{AddressSpace, page_range};
 use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::error::{Error, FaultError};

@@ -4,17 +4,15 @@
 //! cannot fail. Steps that concern a VMA of an object hold the object's mapping lock, and so are not pinned around it; the
 //! others pass one pin on, because each costs 9 ns and a call has a dozen steps.
 
+use super::sweep::Sweep;
 use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::error::OutOfMemory;
-use crate::frame::{FrameFlags, FrameList, Grace};
-use crate::host::{Host, Ticket};
+use crate::host::Host;
 use crate::machine::{Cpu, Record};
 use crate::mm::{Layout, Mm};
 use crate::object::Object;
-use crate::page_table::Pte;
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
-use crate::sync::atomic::Ordering;
 use crate::sync::{Pin, Shared};
 use crate::vma::{Anon, VmFlags, Vma, merge};
 use core::ops::ControlFlow;
@@ -432,92 +430,6 @@ impl<H: Host> Affected<H> {
 struct Cut {
     vma: AddrRange,
     has_object: bool,
-}
-
-/// A sweep of parts of the page table: all of them are zapped, then shot down once, then freed.
-pub(super) struct Sweep<'a, H: Host> {
-    mm: &'a Mm<H>,
-    cpu: &'a Cpu<H>,
-    pages: FrameList,
-    found: bool,
-    tables: bool,
-    /// Pages of objects are concerned, which live on elsewhere: [`Mm::ending`] is raised.
-    ending: bool,
-}
-
-impl<'a, H: Host> Sweep<'a, H> {
-    pub(super) fn new(mm: &'a Mm<H>, cpu: &'a Cpu<H>) -> Self {
-        Self { mm, cpu, pages: FrameList::new(), found: false, tables: false, ending: false }
-    }
-
-    /// Empties the entries of `range`, which no VMA covers any more, or whose pages are to be forgotten.
-    /// `ends_object`: pages of an object are concerned that may be written through these entries, or whose mapping goes.
-    pub(super) fn zap(&mut self, range: AddrRange, ends_object: bool) {
-        if ends_object && !self.ending {
-            self.ending = true;
-            self.mm.ending.fetch_add(1, Ordering::SeqCst);
-        }
-        let zero = self.mm.machine.zero_frame();
-        self.mm.for_each_part(self.cpu, range, |ram, part| {
-            self.tables = true;
-            self.mm.page_table.zap(ram, part, &mut |_, pte| {
-                if let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } = pte {
-                    self.found = true;
-                    let meta = ram.frames.meta(frame);
-                    if frame != zero && meta.flags().contains(FrameFlags::ANON) && meta.dec_references() == 0
-                    {
-                        self.pages.push(ram.frames, frame);
-                    }
-                }
-            });
-        });
-    }
-
-    /// Shoots `range`, which covers all that was zapped, down; frees the frames once that has passed; with `unmapped`,
-    /// also the page tables that nothing is mapped in any more. For a caller that holds the layout lock.
-    ///
-    /// Pages of objects are counted by nobody, and the object may be written back or gone the next moment. So where
-    /// stores to them may be under way, or their mapping goes, it waits until the shoot-down has passed; the VMA is still in
-    /// the object's list. (Loads under way do not matter to a write-back, and cutting short shoots down every mapping.)
-    pub(super) fn finish(self, range: AddrRange, unmapped: bool) {
-        let (mm, cpu, ending) = (self.mm, self.cpu, self.ending);
-        let ticket = self.shoot_down_and_free(range, unmapped);
-        if ending {
-            cpu.await_stores(ticket);
-            mm.ending.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    fn shoot_down_and_free(self, range: AddrRange, unmapped: bool) -> Ticket {
-        if !self.tables {
-            return Ticket::PASSED; // nothing was ever touched there
-        }
-        let pin = self.cpu.pin();
-        let ram = self.mm.ram(&pin);
-        let mut tables = FrameList::new();
-        if unmapped {
-            let floor = self.mm.index.last_starting_before(&pin, range.start).map_or(0, Vma::end);
-            let ceiling = self.mm.index.first_ending_after(&pin, range.start).map_or(u64::MAX, Vma::start);
-            self.mm.page_table.free_tables(&ram, floor, ceiling, range, &mut tables);
-        }
-        // The entries of an object may have been taken away a moment ago, with loads through them still under way.
-        if !self.found && tables.is_empty() && !self.ending {
-            return Ticket::PASSED;
-        }
-        let ticket = self.mm.shoot_down(&ram, range);
-        if !tables.is_empty() {
-            ram.defer(tables, Grace { epoch: Some(pin.epoch().now()), ticket });
-        }
-        let mut pages = self.pages;
-        if ticket != Ticket::PASSED {
-            ram.defer(pages, Grace { epoch: None, ticket });
-            return ticket;
-        }
-        while let Some(frame) = pages.pop(ram.frames) {
-            ram.free(frame);
-        }
-        ticket
-    }
 }
 
 impl<H: Host> Drop for Change<'_, H> {

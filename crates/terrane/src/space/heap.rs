@@ -4,8 +4,9 @@
 //! it back. Neither takes a reverse-mapping lock.
 
 use super::AddressSpace;
-use super::change::{Change, Sweep};
+use super::change::Change;
 use super::map::MapRequest;
+use super::sweep::Sweep;
 use crate::addr::{AddrRange, PAGE_SHIFT, page_ceil};
 use crate::error::Error;
 use crate::host::Host;

@@ -5,6 +5,7 @@
 //! | `config` | how a space behaves |
 //! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
 //! | `place` | finding free addresses |
+//! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
 //!
 //! # Plan, then commit
@@ -28,6 +29,8 @@ mod listing;
 mod map;
 mod place;
 mod protect;
+mod share;
+mod sweep;
 
 pub use config::SpaceConfig;
 pub use listing::{Backing, Mapping};

@@ -1,13 +1,11 @@
 //! Changing the protection of mappings.
 
 use super::change::Change;
-use super::{AddressSpace, page_range};
+use super::{AddressSpace, page_range, sweep};
 use crate::addr::AddrRange;
 use crate::error::Error;
-use crate::frame::Ram;
-use crate::host::{Host, Ticket};
+use crate::host::Host;
 use crate::machine::Cpu;
-use crate::page_table::{BUSY, Pte, PteFlags, Raw, Slot};
 use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, VmFlags, Vma};
 use core::ops::ControlFlow;
@@ -44,7 +42,7 @@ impl<H: Host> AddressSpace<H> {
         if plan.of_object {
             self.mm().ending.fetch_add(1, Ordering::SeqCst);
         }
-        let ticket = change.apply_protection(range, prot);
+        let ticket = sweep::apply_protection(self.mm(), cpu, range, prot);
         change.merge_around(range);
         // Stores under way through old translations end before the caller may rely on the protection, and before a fork,
         // which would take pages that look read-only for pages that stand still.
@@ -145,58 +143,4 @@ impl<H: Host> Change<'_, H> {
         }
         self.merge_at(range.start);
     }
-
-    /// Makes the page table allow no more than `prot` in `range`, and as much for pages that were hidden. Entries that
-    /// allow less than `prot` stay: the next fault raises them, page by page, where sharing lets it. Returns the ticket of
-    /// the shoot-down.
-    fn apply_protection(&self, range: AddrRange, prot: Prot) -> Ticket {
-        let mut reduced = false;
-        self.mm.for_each_part(self.cpu, range, |ram, part| {
-            self.mm.page_table.for_each_slot(ram, part, |_, slot| {
-                reduced |= protect_entry::<H>(ram, slot, prot);
-                ControlFlow::Continue(())
-            });
-        });
-        if !reduced {
-            return Ticket::PASSED;
-        }
-        let pin = self.cpu.pin();
-        self.mm.shoot_down(&self.mm.ram(&pin), range)
-    }
-}
-
-/// Returns true when the processor may hold a translation that allows more.
-fn protect_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> bool {
-    let mut raw = slot.load();
-    loop {
-        if raw == BUSY {
-            raw = slot.wait_not_busy(ram);
-            continue;
-        }
-        let Some((new, reduced)) = protected::<H>(raw, prot) else { return false };
-        match slot.replace(raw, new) {
-            Ok(()) => return reduced,
-            Err(now) => raw = now,
-        }
-    }
-}
-
-/// The entry for `raw` under `prot`, if it differs, and whether it allows less.
-fn protected<H: Host>(raw: Raw, prot: Prot) -> Option<(Raw, bool)> {
-    let marks = PteFlags::ACCESSED.union(PteFlags::DIRTY);
-    let (frame, before, hidden) = match Pte::decode::<H::Format>(raw) {
-        Pte::Page { frame, flags } => (frame, flags, false),
-        Pte::NoAccess { frame, flags } => (frame, flags, true),
-        _ => return None,
-    };
-    if prot.is_empty() {
-        let flags = before & marks;
-        return (!hidden).then(|| (Pte::NoAccess { frame, flags }.encode::<H::Format>(), true));
-    }
-    let mut after = (before & marks) | PteFlags::READ;
-    after.set(PteFlags::EXEC, prot.contains(Prot::EXEC));
-    // Permission to store is never given here: the page may be shared.
-    after.set(PteFlags::WRITE, before.contains(PteFlags::WRITE) && prot.contains(Prot::WRITE) && !hidden);
-    let new = Pte::Page { frame, flags: after }.encode::<H::Format>();
-    (new != raw).then(|| (new, !hidden && !after.contains(before & !marks)))
 }
