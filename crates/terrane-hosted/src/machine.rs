@@ -9,7 +9,6 @@ use crate::tlb::Tlb;
 use crate::{MAX_CPUS, wait};
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::path::Path;
 use terrane::addr::{AddrRange, Frame};
 use terrane::host::{self, FrameRange, Host, Observe, Ticket, Wait};
@@ -18,6 +17,7 @@ use terrane::object::Object;
 use terrane::page_table::X86_64;
 use terrane::space::AddressSpace;
 use terrane::stats::Event;
+use terrane::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use terrane::sync::{CpuId, Shared};
 
 /// An address space of a hosted machine.

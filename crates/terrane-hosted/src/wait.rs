@@ -4,11 +4,18 @@
 //! only spins could use up a time slice for nothing. A thread that waits here is inside the library, hence not
 //! inside a memory access (see [`tlb`](crate::tlb)).
 
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::AtomicU32 as Futex;
 use rustix::thread::{futex, sched_yield};
+use terrane::sync::atomic::{AtomicU32, Ordering};
 
 /// Rounds of spinning before the processor is offered to another thread: about as long as a yield takes.
 const SPINS: u32 = 100;
+
+/// The word as the kernel's interface takes it: another type when the library is built with a watcher.
+fn kernels(word: &AtomicU32) -> &Futex {
+    // SAFETY: the pointer is to an atomic that is borrowed as long as the result.
+    unsafe { Futex::from_ptr(word.as_ptr()) }
+}
 
 /// Blocks while `*word == value`, or less long.
 pub(crate) fn wait(word: &AtomicU32, value: u32) {
@@ -16,13 +23,13 @@ pub(crate) fn wait(word: &AtomicU32, value: u32) {
         return;
     }
     // Every error (changed meanwhile, interrupted) is an early return, which the contract allows.
-    let _ = futex::wait(word, futex::Flags::PRIVATE, value, None);
+    let _ = futex::wait(kernels(word), futex::Flags::PRIVATE, value, None);
 }
 
 /// Wakes everyone who waits on `word`.
 pub(crate) fn wake_all(word: &AtomicU32) {
     // Fails only for a word that is not mapped, and this one is borrowed.
-    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+    let _ = futex::wake(kernels(word), futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
 /// One round of waiting for another processor that is about to finish.

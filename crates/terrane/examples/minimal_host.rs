@@ -5,7 +5,6 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
 use terrane::machine::{Cpu, Machine};
@@ -14,6 +13,7 @@ use terrane::page_table::X86_64;
 use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
 use terrane::stats::Event;
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicU32, Ordering};
 use terrane::vma::{Access, Prot};
 use terrane::{AddrRange, Frame, PAGE_SIZE};
 

@@ -8,8 +8,29 @@
 //! | [`spin`] | a small lock for short, rare critical sections |
 //! | [`shared`] | a reference-counted pointer whose creation can fail |
 
+/// Is `$right`; or `$wrong`, while a model has chosen the mutation `$name` to see that it is caught. Plain builds
+/// know only `$right`. See `sync::mutation`.
+#[cfg(not(any(terrane_watch, terrane_loom)))]
+#[allow(unused_macros)]
+macro_rules! mutant {
+    ($name:literal, $right:expr, $wrong:expr $(,)?) => {
+        $right
+    };
+}
+#[cfg(any(terrane_watch, terrane_loom))]
+#[allow(unused_macros)]
+macro_rules! mutant {
+    ($name:literal, $right:expr, $wrong:expr $(,)?) => {
+        if $crate::sync::mutation::is($name) { $wrong } else { $right }
+    };
+}
+#[allow(unused_imports, reason = "not every build has mutations")]
+pub(crate) use mutant;
+
 pub mod atomic;
 pub mod epoch;
+#[cfg(any(terrane_watch, terrane_loom))]
+pub mod mutation;
 pub mod seq;
 pub mod shared;
 pub mod spin;

@@ -3,11 +3,11 @@
 use std::alloc::{GlobalAlloc, Layout, System, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
 use terrane::page_table::X86_64;
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicU32, Ordering};
 use terrane::{AddrRange, Frame, PAGE_SIZE};
 
 /// The system's allocator, but for allocations of threads that asked for failures.
