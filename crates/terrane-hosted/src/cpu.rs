@@ -20,7 +20,7 @@
 use crate::cpu_set::CpuSet;
 use crate::error::HostedError;
 use crate::machine::{Hosted, HostedMachine, Space};
-use crate::tlb::Port;
+use crate::tlb::{Forget, Port};
 use crate::translations::{Needs, Translations};
 use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -28,6 +28,7 @@ use terrane::addr::{PAGE_SIZE, page_floor};
 use terrane::fault::Translation;
 use terrane::host::Memory as _;
 use terrane::page_table::PteFlags;
+use terrane::stats::Counter;
 use terrane::sync::{CpuId, Shared};
 use terrane::vma::Access;
 use terrane::{Error, FaultError};
@@ -160,6 +161,7 @@ impl Cpu {
     fn leave_space(&mut self) {
         if let Some(space) = self.space.take() {
             self.tlb.forget_all();
+            self.core.count(Counter::TlbLocalFlushAll, 1);
             host_state(&space).remove(self.id());
         }
     }
@@ -170,7 +172,7 @@ impl Cpu {
     fn access<R>(&mut self, addr: u64, needs: Needs, touch: impl Fn(*mut u8) -> R) -> Result<R, FaultError> {
         loop {
             if !self.port.enter() {
-                self.port.catch_up(|what| self.tlb.forget(what));
+                self.catch_up();
             }
             if let Some(byte) = self.tlb.lookup(addr, needs) {
                 let result = touch(byte);
@@ -196,7 +198,7 @@ impl Cpu {
     ) -> Result<R, FaultError> {
         loop {
             if !self.port.enter() {
-                self.port.catch_up(|what| self.tlb.forget(what));
+                self.catch_up();
             }
             // Neighbours have different entries, so filling one does not push out the other.
             let missing = match (self.tlb.lookup(first, needs), self.tlb.lookup(last, needs)) {
@@ -217,6 +219,24 @@ impl Cpu {
         }
     }
 
+    /// Forgets what others, or calls of this processor, have asked to forget.
+    #[cold]
+    #[inline(never)]
+    fn catch_up(&mut self) {
+        let (mut all, mut pages) = (0, 0);
+        let received = self.port.catch_up(|what| {
+            match &what {
+                Forget::All => all += 1,
+                Forget::Range(range) => pages += range.pages(),
+            }
+            self.tlb.forget(what);
+        });
+        // Plain stores to words of our own: allowed inside an access.
+        self.core.count(Counter::TlbRemoteFlushReceived, received);
+        self.core.count(Counter::TlbLocalFlushAll, all);
+        self.core.count(Counter::TlbLocalFlushOne, pages);
+    }
+
     /// Gets a translation of `addr` into the TLB, through a page fault if need be.
     #[cold]
     #[inline(never)]
@@ -232,6 +252,10 @@ impl Cpu {
             _ => Access::Read,
         };
         self.walks += 1;
+        self.port.will_hold(addr, |what| {
+            self.tlb.forget(what);
+            self.core.count(Counter::TlbLocalFlushAll, 1);
+        });
         let Translation { frame, flags } = match space.translate(&self.core, addr, access) {
             Some(translation) => translation,
             None => {

@@ -1,9 +1,9 @@
 //! Sets of processors: which of them run a space.
 
 use crate::LANES;
-use core::sync::atomic::{AtomicU64, Ordering, fence};
 use crossbeam_utils::CachePadded;
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicU64, Ordering, fence};
 
 const WORDS: usize = LANES / 64;
 

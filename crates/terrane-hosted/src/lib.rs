@@ -76,6 +76,8 @@ mod cpu;
 mod cpu_set;
 mod error;
 mod file;
+mod filter;
+mod locks;
 mod machine;
 mod memory;
 mod tlb;

@@ -11,7 +11,7 @@ use core::fmt;
 use core::ptr::NonNull;
 use std::path::Path;
 use terrane::addr::{AddrRange, Frame};
-use terrane::host::{self, FrameRange, Host, Observe, Ticket, Wait};
+use terrane::host::{self, FrameRange, Host, Observe, ShootDown, Ticket, Wait};
 use terrane::machine::Machine;
 use terrane::object::Object;
 use terrane::page_table::X86_64;
@@ -124,7 +124,7 @@ unsafe impl host::Tlb for Hosted {
     type Space = CpuSet;
 
     #[inline]
-    fn shoot_down(&self, cpu: CpuId, space: &CpuSet, range: AddrRange) -> Ticket {
+    fn shoot_down(&self, cpu: CpuId, space: &CpuSet, range: AddrRange) -> ShootDown {
         self.shake();
         self.tlb.shoot_down(cpu, space, range)
     }
@@ -136,11 +136,6 @@ unsafe impl host::Tlb for Hosted {
 
     fn settle(&self, cpu: CpuId, ticket: Ticket) {
         self.tlb.settle(cpu, ticket);
-    }
-
-    #[inline]
-    fn is_shared(&self, cpu: CpuId, space: &CpuSet) -> bool {
-        self.tlb.is_shared(cpu, space)
     }
 }
 
@@ -172,8 +167,8 @@ impl Observe for Hosted {
 impl Host for Hosted {
     type Format = X86_64;
     type File = HostFile;
-    type RwLock = parking_lot::RawRwLock;
-    type Mutex = parking_lot::RawMutex;
+    type RwLock = crate::locks::RawRwLock;
+    type Mutex = crate::locks::RawMutex;
 }
 
 /// A machine in user space. Clones are the same machine; it lives until the last clone, processor, space and object
@@ -248,5 +243,20 @@ impl HostedMachine {
 impl fmt::Debug for HostedMachine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("HostedMachine").field(self.0.host()).finish()
+    }
+}
+
+#[cfg(terrane_watch)]
+impl HostedMachine {
+    /// The names of everything in the machine and its host, for the cache-line audit.
+    pub fn describe(&self, names: &mut terrane::names::Names) {
+        names.field("machine", &*self.0);
+        names.field("tlb", self.0.host().tlb());
+        let host::FrameRange { first, count } = self.0.host().memory.frames();
+        let start = self.0.host().memory.bytes(first).addr().get();
+        names.under("bytes of frame ", |names| {
+            let size = terrane::PAGE_SIZE as usize;
+            names.array(start..start + count * size, size, |frame| frame.to_string(), &[]);
+        });
     }
 }

@@ -48,6 +48,28 @@
 //! Where the kernel refuses `membarrier`, accesses make a full fence between setting the bit and reading the
 //! request word, and a sweep makes one in place of the system call.
 //!
+//! # Who is asked
+//!
+//! Those who may hold a translation of the range: the processors in the space's [`CpuSet`] whose [`Filter`] has a bit of
+//! the range set. Both are Dekker's pattern once more:
+//!
+//! | a processor that fills its TLB | shoot-down |
+//! |---|---|
+//! | enters the set, the bit of the region | changes the page table |
+//! | full fence | full fence |
+//! | reads the page table | reads the set and the bits |
+//!
+//! So a shooter that finds a bit clear knows one of two things. Either the processor's fence comes after its own: then
+//! whatever the processor reads from the table for this region is the changed entry. Or the bit had been set and was
+//! cleared again before the look: a processor clears its filter together with its TLB, between two accesses. Every
+//! access through an old translation used it out of the TLB while the bit was set, and had ended before the
+//! clearing, whose store releases it. Either way no old translation is in the TLB, none can get there, and no access is
+//! under way through one: the shoot-down has passed for this processor without a request, and all three
+//! guarantees hold. The bit is set before the table is read, not when the translation is inserted: a
+//! translation that is on its way from the one to the other is asked for too.
+//!
+//! A shoot-down that asks nobody returns [`Ticket::PASSED`] and writes no word that anybody else reads.
+//!
 //! # Notes
 //!
 //! A request is one number, so by itself it flushes everything. Beside it lie a few *notes* saying which pages the
@@ -69,21 +91,25 @@
 //! Whoever touches memory through a translation outside [`Port::enter`] .. [`Port::leave`], or keeps the host
 //! address beyond it; two ports of one processor; a library that shoots down in the name of a processor that
 //! another thread owns *and* takes [`Ticket::PASSED`] for it; code that blocks, or calls Terrane, inside an
-//! access.
+//! access; whoever reads a page table for the TLB without [`Port::will_hold`] before it, or clears a filter and keeps a
+//! translation.
 //!
 //! Source: the asymmetric Dekker pattern is that of D. Dice et al., "Asymmetric Dekker synchronization" (2001), and of
 //! `liburcu`; `membarrier(2)`.
 
 use crate::cpu_set::{CpuSet, Mask};
 use crate::error::HostedError;
+use crate::filter::{Filter, Held};
+use crate::locks::RawMutex;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
+use core::sync::atomic::compiler_fence;
 use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
+use parking_lot::lock_api::Mutex;
 use rustix::thread::{MembarrierCommand, membarrier, sched_yield};
 use terrane::addr::AddrRange;
-use terrane::host::Ticket;
+use terrane::host::{ShootDown, Ticket};
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Requests count in steps of two; the lowest bit of a state word says "inside an access".
 const STEP: u64 = 2;
@@ -150,12 +176,22 @@ struct Inbox {
     notes: [Note; NOTES],
 }
 
+/// The part of a lane that the owner writes all the time.
+#[derive(Default)]
+struct Owner {
+    /// The request last acted upon, and `INSIDE`; or `OFF`.
+    state: AtomicU64,
+    /// Requests that the owner has posted to itself.
+    own: AtomicU64,
+}
+
 /// One processor as the others see it.
 #[derive(Default)]
 struct Lane {
     inbox: CachePadded<Inbox>,
-    /// Written by the owner only: the request last acted upon, and `INSIDE`; or `OFF`.
-    state: CachePadded<AtomicU64>,
+    owner: CachePadded<Owner>,
+    /// Written by the owner only, when it comes to new addresses.
+    filter: Filter,
 }
 
 impl Lane {
@@ -171,7 +207,7 @@ impl Lane {
 
     /// True when no access can still use what `request` asked to forget.
     fn has_passed(&self, request: u64) -> bool {
-        self.state.load(Ordering::Acquire) & !INSIDE >= request
+        self.owner.state.load(Ordering::Acquire) & !INSIDE >= request
             || self.inbox.swept.load(Ordering::Acquire) >= request
     }
 }
@@ -203,7 +239,7 @@ struct Ledger {
 struct Shooter {
     /// Tickets up to this one have passed.
     passed: AtomicU64,
-    ledger: Mutex<Ledger>,
+    ledger: Mutex<RawMutex, Ledger>,
 }
 
 impl Shooter {
@@ -247,7 +283,7 @@ impl Tlb {
         shooters.try_reserve_exact(cpus).map_err(|_| HostedError::OutOfMemory)?;
         for _ in 0..cpus {
             let lane = Lane::default();
-            lane.state.store(OFF, Ordering::Relaxed);
+            lane.owner.state.store(OFF, Ordering::Relaxed);
             lanes.push(lane);
             let ledger = Ledger { issued: 0, waiting: batch(), collecting: batch(), refusals: 0 };
             shooters
@@ -262,31 +298,41 @@ impl Tlb {
     }
 
     /// See [`terrane::host::Tlb::shoot_down`].
-    pub fn shoot_down(&self, cpu: CpuId, space: &CpuSet, range: AddrRange) -> Ticket {
-        // The change of the page table comes before the look at who runs the space. `CpuSet::insert` is the other
-        // half: a processor that we do not see here walks the changed table.
+    pub fn shoot_down(&self, cpu: CpuId, space: &CpuSet, range: AddrRange) -> ShootDown {
+        // The change of the page table comes before the look at who runs the space and what they hold.
+        // `CpuSet::insert` and `Held::add` are the other halves: a processor that we do not see here walks the changed
+        // table.
         fence(Ordering::SeqCst);
         let mut targets = space.load();
+        for target in targets.iter() {
+            if !self.lanes[target].filter.may_hold(range) {
+                targets.remove(target);
+            }
+        }
         if targets.remove(cpu.index()) {
             // The caller is the owner of this lane, hence not inside an access: nothing to wait for.
-            self.lanes[cpu.index()].post(range);
+            let lane = &self.lanes[cpu.index()];
+            lane.post(range);
+            lane.owner.own.store(lane.owner.own.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         }
         if targets.is_empty() {
-            return Ticket::PASSED;
+            return ShootDown::PASSED;
         }
         let shooter = &self.shooters[cpu.index()];
         let mut ledger = shooter.ledger.lock();
         ledger.issued += 1;
         ledger.collecting.last = ledger.issued;
+        let mut asked = 0;
         for target in targets.iter() {
             ledger.collecting.requests[target] = self.lanes[target].post(range);
             ledger.collecting.targets.insert(target);
+            asked += 1;
         }
         let ticket = Ticket(ledger.issued);
         drop(ledger);
         // Between the requests and any later look at a state word that may say OFF.
         fence(Ordering::SeqCst);
-        ticket
+        ShootDown { ticket, asked }
     }
 
     /// See [`terrane::host::Tlb::has_passed`]. May be asked by any thread.
@@ -324,13 +370,6 @@ impl Tlb {
         }
     }
 
-    /// See [`terrane::host::Tlb::is_shared`].
-    pub fn is_shared(&self, cpu: CpuId, space: &CpuSet) -> bool {
-        let mut others = space.load();
-        others.remove(cpu.index());
-        !others.is_empty()
-    }
-
     /// Finds out which processors are not inside an access, and notes for them that all requests up to now have
     /// passed.
     fn sweep(&self) {
@@ -349,7 +388,7 @@ impl Tlb {
         for index in lagging.iter() {
             let lane = &self.lanes[index];
             // Acquire: the accesses that ended before the bit was cleared happen before whatever follows.
-            if lane.state.load(Ordering::Acquire) & INSIDE == 0 {
+            if lane.owner.state.load(Ordering::Acquire) & INSIDE == 0 {
                 lane.inbox.swept.fetch_max(requests[index], Ordering::AcqRel);
             }
         }
@@ -367,7 +406,9 @@ impl Tlb {
     /// # Safety
     /// The port does not outlive `self`, and while it lives no other port of this processor is used.
     pub unsafe fn port(&self, cpu: CpuId) -> Port {
-        Port { lane: NonNull::from(&self.lanes[cpu.index()]), seen: 0, fenced: self.fenced }
+        let lane = &self.lanes[cpu.index()];
+        let own_seen = lane.owner.own.load(Ordering::Relaxed);
+        Port { lane: NonNull::from(lane), seen: 0, own_seen, held: Held::default(), fenced: self.fenced }
     }
 }
 
@@ -388,6 +429,9 @@ pub(crate) struct Port {
     lane: NonNull<Lane>,
     /// The request last acted upon.
     seen: u64,
+    /// How many of the requests acted upon were the owner's own.
+    own_seen: u64,
+    held: Held,
     fenced: bool,
 }
 
@@ -403,15 +447,18 @@ impl Port {
 
     /// Begins to run a space. The caller's TLB is empty, and it enters itself into the space's set next.
     pub fn on(&mut self) {
+        self.holds_nothing();
+        self.own_seen = self.lane().owner.own.load(Ordering::Relaxed);
         self.seen = self.lane().inbox.request.load(Ordering::Acquire);
-        self.lane().state.store(self.seen, Ordering::Relaxed);
+        self.lane().owner.state.store(self.seen, Ordering::Relaxed);
         // Between leaving OFF and the first access; see the module head.
         fence(Ordering::SeqCst);
     }
 
     /// Runs no space any more. The caller's TLB is empty.
     pub fn off(&mut self) {
-        self.lane().state.store(OFF, Ordering::Release);
+        self.holds_nothing();
+        self.lane().owner.state.store(OFF, Ordering::Release);
     }
 
     /// Begins an access. When it returns false, [`catch_up`](Self::catch_up) comes before the look-up.
@@ -419,7 +466,7 @@ impl Port {
     #[must_use]
     pub fn enter(&mut self) -> bool {
         let lane = self.lane();
-        lane.state.store(self.seen | INSIDE, Ordering::Relaxed);
+        lane.owner.state.store(self.seen | INSIDE, Ordering::Relaxed);
         if self.fenced {
             fence(Ordering::SeqCst);
         } else {
@@ -428,27 +475,56 @@ impl Port {
         lane.inbox.request.load(Ordering::Acquire) == self.seen
     }
 
-    /// Acts upon the requests since the last look, and acknowledges them.
+    /// Acts upon the requests since the last look, and acknowledges them. Returns how many came from others.
     #[cold]
-    pub fn catch_up(&mut self, mut forget: impl FnMut(Forget)) {
+    pub fn catch_up(&mut self, mut forget: impl FnMut(Forget)) -> u64 {
         let inbox = &self.lane().inbox;
         let request = inbox.request.load(Ordering::Acquire);
-        if request - self.seen > STEP * NOTES as u64 {
-            forget(Forget::All);
-        } else {
-            let mut next = self.seen;
-            while next != request {
-                next += STEP;
-                let Some(range) = inbox.notes[note_index(next)].read(next) else {
-                    forget(Forget::All);
-                    break;
-                };
-                forget(Forget::Range(range));
-            }
+        let mut all = request - self.seen > STEP * NOTES as u64;
+        let mut next = if all { request } else { self.seen };
+        while next != request {
+            next += STEP;
+            let Some(range) = inbox.notes[note_index(next)].read(next) else {
+                all = true;
+                break;
+            };
+            forget(Forget::Range(range));
         }
+        if all {
+            forget(Forget::All);
+            // The look-up comes after this, so the access that has begun has used no translation yet.
+            self.holds_nothing();
+        }
+        let own = self.lane().owner.own.load(Ordering::Relaxed);
+        let received = ((request - self.seen) / STEP).saturating_sub(own - self.own_seen);
+        self.own_seen = own;
         self.seen = request;
         // Release: every access before this one is over.
-        self.lane().state.store(request | INSIDE, Ordering::Release);
+        self.lane().owner.state.store(request | INSIDE, Ordering::Release);
+        received
+    }
+
+    /// Says that a translation of `addr` is about to be read from the page table, and may be put into the TLB until
+    /// the next full flush. Outside of accesses. `forget` is called if there must be one first.
+    #[inline]
+    pub fn will_hold(&mut self, addr: u64, forget: impl FnOnce(Forget)) {
+        if self.held.is_full() {
+            self.flush(forget);
+        }
+        // SAFETY: the lane outlives the port (`Tlb::port`); not through `lane()`, which would borrow all of the port.
+        self.held.add(unsafe { &self.lane.as_ref().filter }, addr);
+    }
+
+    /// Empties the TLB, by `forget`, and with it the filter. Outside of accesses.
+    pub fn flush(&mut self, forget: impl FnOnce(Forget)) {
+        forget(Forget::All);
+        self.holds_nothing();
+    }
+
+    /// Empties the filter. The caller's TLB is empty.
+    fn holds_nothing(&mut self) {
+        // SAFETY: as above.
+        self.held.clear(unsafe { &self.lane.as_ref().filter });
     }
 
     /// True when a shoot-down has been posted since the access began. For loads, after they have loaded (with
@@ -464,6 +540,43 @@ impl Port {
     pub fn leave(&mut self) {
         compiler_fence(Ordering::SeqCst);
         // Release: the access is over when this is seen.
-        self.lane().state.store(self.seen, Ordering::Release);
+        self.lane().owner.state.store(self.seen, Ordering::Release);
+    }
+}
+
+#[cfg(terrane_watch)]
+mod watched {
+    use super::{Inbox, Lane, Note, Owner, Shooter, Tlb};
+    use terrane::names::{Describe, Names};
+
+    /// Says what a structure is made of.
+    macro_rules! describe {
+        ($type:ty { $($field:ident),* }) => {
+            impl Describe for $type {
+                fn describe(&self, names: &mut Names) {
+                    names.leaf(self);
+                    $(names.field(stringify!($field), &self.$field);)*
+                }
+            }
+        };
+    }
+
+    describe!(Tlb { lanes, shooters });
+    describe!(Lane { inbox, owner, filter });
+    describe!(Inbox { request, swept, notes });
+    describe!(Note { request, start, end });
+    describe!(Owner { state, own });
+    describe!(Shooter { passed, ledger });
+
+    impl Describe for crate::filter::Filter {
+        fn describe(&self, names: &mut Names) {
+            names.leaf(self);
+        }
+    }
+
+    impl Describe for crate::cpu_set::CpuSet {
+        fn describe(&self, names: &mut Names) {
+            names.leaf(self);
+        }
     }
 }

@@ -3,14 +3,14 @@
 use crate::cpu_set::CpuSet;
 use crate::tlb::{Forget, Port, Tlb};
 use crate::translations::{Needs, Translations};
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 use terrane::addr::{AddrRange, PAGE_SIZE};
-use terrane::host::Ticket;
+use terrane::host::{ShootDown, Ticket};
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// What the owner of a lane is told to forget; `None` for everything.
 fn requests(port: &mut Port) -> Vec<Option<AddrRange>> {
@@ -24,6 +24,8 @@ fn requests(port: &mut Port) -> Vec<Option<AddrRange>> {
         });
     }
     port.leave();
+    // After a full flush it holds nothing until it walks again.
+    port.will_hold(0, |_| panic!("full"));
     told
 }
 
@@ -36,7 +38,41 @@ fn owner(tlb: &Tlb, cpu: u32, space: &CpuSet) -> Port {
     let mut port = unsafe { tlb.port(CpuId(cpu)) };
     port.on();
     space.insert(CpuId(cpu));
+    // The first 512 pages, which most tests are about.
+    port.will_hold(0, |_| panic!("full"));
     port
+}
+
+#[test]
+fn only_who_may_hold_the_range_is_asked() {
+    let (tlb, space) = (Tlb::new(4, true).unwrap(), CpuSet::default());
+    let (mut a, mut b) = (owner(&tlb, 1, &space), owner(&tlb, 2, &space));
+    let me = CpuId(0);
+    let region = |n: u64| AddrRange::new(n << 21, (n + 1) << 21);
+    assert_eq!(tlb.shoot_down(me, &space, region(7)), ShootDown::PASSED);
+    a.will_hold(region(7).start + 5, |_| ());
+    assert_eq!(tlb.shoot_down(me, &space, region(7)).asked, 1);
+    assert_eq!(tlb.shoot_down(me, &space, page(0)).asked, 2);
+    assert_eq!(tlb.shoot_down(me, &space, AddrRange::new(0, 1 << 46)).asked, 2);
+    // One of the own: nobody is asked, and only the own TLB is told.
+    assert_eq!(tlb.shoot_down(CpuId(1), &space, region(7)), ShootDown::PASSED);
+    assert!(!a.enter());
+    assert_eq!(a.catch_up(|_| ()), 3, "its own request does not count as received");
+    a.leave();
+    assert!(!b.enter());
+    assert_eq!(b.catch_up(|_| ()), 2);
+    b.leave();
+    // A flush of all ends it.
+    a.flush(|_| ());
+    assert_eq!(tlb.shoot_down(me, &space, region(7)), ShootDown::PASSED);
+    // So does having come to many places.
+    let mut flushes = 0;
+    for n in 0..2000 {
+        b.will_hold(region(n).start, |_| flushes += 1);
+    }
+    assert_eq!(flushes, 7);
+    assert_eq!(tlb.shoot_down(me, &space, region(1)).asked, 0);
+    assert_eq!(tlb.shoot_down(me, &space, region(1999)).asked, 1);
 }
 
 #[test]
@@ -65,11 +101,10 @@ fn few_pages_are_named_and_many_flush_everything() {
 fn a_processor_alone_asks_nobody() {
     let (tlb, space) = (Tlb::new(4, true).unwrap(), CpuSet::default());
     let _port = owner(&tlb, 2, &space);
-    assert!(!tlb.is_shared(CpuId(2), &space) && tlb.is_shared(CpuId(1), &space));
-    assert_eq!(tlb.shoot_down(CpuId(2), &space, page(1)), Ticket::PASSED);
+    assert_eq!(tlb.shoot_down(CpuId(2), &space, page(1)), ShootDown::PASSED);
     space.remove(CpuId(2));
     // Nobody runs the space: there is nothing to forget.
-    assert_eq!(tlb.shoot_down(CpuId(1), &space, page(1)), Ticket::PASSED);
+    assert_eq!(tlb.shoot_down(CpuId(1), &space, page(1)), ShootDown::PASSED);
 }
 
 #[test]
@@ -78,17 +113,17 @@ fn a_ticket_passes_when_every_target_has_answered() {
     let mut a = owner(&tlb, 1, &space);
     let mut b = owner(&tlb, 255, &space);
     let me = CpuId(0);
-    let first = tlb.shoot_down(me, &space, page(1));
+    let first = tlb.shoot_down(me, &space, page(1)).ticket;
     assert!(!tlb.has_passed(me, first));
     requests(&mut a);
-    let second = tlb.shoot_down(me, &space, page(2));
+    let second = tlb.shoot_down(me, &space, page(2)).ticket;
     requests(&mut b);
     assert!(tlb.has_passed(me, first));
     assert!(!tlb.has_passed(me, second), "the first target has not seen the second request");
     requests(&mut a);
     assert!(tlb.has_passed(me, second) && tlb.has_passed(me, first) && tlb.has_passed(me, Ticket::PASSED));
     // Thousands in flight at a time confuse nothing.
-    let tickets: Vec<_> = (0..5000).map(|_| tlb.shoot_down(me, &space, page(3))).collect();
+    let tickets: Vec<_> = (0..5000).map(|_| tlb.shoot_down(me, &space, page(3)).ticket).collect();
     assert!(!tlb.has_passed(me, tickets[0]));
     requests(&mut a);
     requests(&mut b);
@@ -101,20 +136,21 @@ fn who_rests_or_is_off_holds_nobody_up() {
         let (tlb, space) = (Tlb::new(3, membarrier).unwrap(), CpuSet::default());
         let mut resting = owner(&tlb, 1, &space);
         let me = CpuId(0);
-        let ticket = tlb.shoot_down(me, &space, page(1));
+        let ticket = tlb.shoot_down(me, &space, page(1)).ticket;
         // It never answers, but asking often enough sweeps.
         assert!((0..1000).any(|_| tlb.has_passed(me, ticket)));
-        let ticket = tlb.shoot_down(me, &space, page(1));
+        let ticket = tlb.shoot_down(me, &space, page(1)).ticket;
         assert!(!tlb.has_passed(me, ticket));
         tlb.settle(me, ticket);
         assert!(tlb.has_passed(me, ticket));
-        let ticket = tlb.shoot_down(me, &space, page(1));
+        let ticket = tlb.shoot_down(me, &space, page(1)).ticket;
         resting.off();
         assert!(tlb.has_passed(me, ticket));
         // Back again, it has nothing to catch up with, and must answer what comes now.
         resting.on();
+        assert_eq!(tlb.shoot_down(me, &space, page(1)), ShootDown::PASSED);
         assert!(requests(&mut resting).is_empty());
-        let ticket = tlb.shoot_down(me, &space, page(1));
+        let ticket = tlb.shoot_down(me, &space, page(1)).ticket;
         assert!(!tlb.has_passed(me, ticket));
     }
 }
@@ -137,7 +173,7 @@ fn settling_waits_for_an_access_under_way_and_no_longer() {
         while !inside.load(Ordering::Acquire) {
             thread::yield_now();
         }
-        let ticket = tlb.shoot_down(CpuId(0), &space, page(1));
+        let ticket = tlb.shoot_down(CpuId(0), &space, page(1)).ticket;
         for _ in 0..1000 {
             assert!(!tlb.has_passed(CpuId(0), ticket) || over.load(Ordering::Acquire));
         }
@@ -147,6 +183,8 @@ fn settling_waits_for_an_access_under_way_and_no_longer() {
 }
 
 const PAGES: usize = 24;
+/// From one page of the world to the next: each has a bit of its own in the filters.
+const STRIDE: u64 = (2 << 20) + PAGE_SIZE;
 const POISON: u64 = u64::MAX;
 
 /// A frame that knows what it should hold: `page << 32 | version` while mapped, `POISON` while free.
@@ -176,7 +214,7 @@ impl World {
         while !self.stop.load(Ordering::Relaxed) {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let page = (random >> 33) as usize % PAGES;
-            let addr = page as u64 * PAGE_SIZE;
+            let addr = page as u64 * STRIDE;
             announced[page] = self.announced[page].load(Ordering::Acquire);
             if random >> 20 & 0xfff == 0 {
                 // Now and then leave the space and come back.
@@ -186,6 +224,10 @@ impl World {
                 thread::yield_now();
                 port.on();
                 self.space.insert(CpuId(cpu));
+            }
+            if random >> 8 & 3 == 0 {
+                // Elsewhere too, until the filter is full and everything is flushed.
+                port.will_hold(random & !0xfff, |what| tlb.forget(what));
             }
             loop {
                 if !port.enter() {
@@ -206,6 +248,7 @@ impl World {
                     break;
                 }
                 port.leave();
+                port.will_hold(addr, |what| tlb.forget(what));
                 // The walk. The fake host address of a frame is its number in pages; 0 is no frame.
                 match self.slots[page].load(Ordering::Acquire) {
                     0 => break,
@@ -257,8 +300,8 @@ impl World {
                 );
                 self.frames[new].content.store((page as u64) << 32 | version, Ordering::Relaxed);
                 let old = self.slots[page].swap(new, Ordering::SeqCst);
-                let at = page as u64 * PAGE_SIZE;
-                let ticket = self.tlb.shoot_down(me, &self.space, AddrRange::new(at, at + PAGE_SIZE));
+                let at = page as u64 * STRIDE;
+                let ticket = self.tlb.shoot_down(me, &self.space, AddrRange::new(at, at + PAGE_SIZE)).ticket;
                 self.announced[page].store(version, Ordering::Release);
                 if old != 0 {
                     limbo.push_back((old, ticket));
@@ -321,7 +364,9 @@ fn nor_with_many_more_threads_than_processors() {
 
 /// The window that the asymmetric fence closes is a store buffer wide. Here a shooter that settles at once meets
 /// a worker that starts single accesses from rest, as often as possible.
-fn meet(membarrier: bool, time: Duration) {
+///
+/// With `flushing`, the worker empties its TLB before each access: then the two meet at the filter.
+fn meet(membarrier: bool, flushing: bool, time: Duration) {
     let (tlb, space) = (Tlb::new(2, membarrier).unwrap(), CpuSet::default());
     let slot = AtomicUsize::new(1);
     let frames = [const { CachePadded::new(AtomicU64::new(POISON)) }; 2];
@@ -340,6 +385,9 @@ fn meet(membarrier: bool, time: Duration) {
                 for _ in 0..pause >> 26 {
                     core::hint::spin_loop();
                 }
+                if flushing {
+                    port.flush(|what| translations.forget(what));
+                }
                 for n in 0..4 {
                     far[(pause as usize).wrapping_mul(77773 + n) % far.len()].store(0, Ordering::Relaxed);
                 }
@@ -354,8 +402,12 @@ fn meet(membarrier: bool, time: Duration) {
                         break;
                     }
                     port.leave();
+                    port.will_hold(0, |what| translations.forget(what));
                     let frame = slot.load(Ordering::Acquire) * PAGE_SIZE as usize;
                     translations.insert(0, core::ptr::without_provenance_mut(frame), Needs::LOAD);
+                    for _ in 0..pause >> 16 & 63 {
+                        core::hint::spin_loop();
+                    }
                 }
             }
         });
@@ -372,7 +424,7 @@ fn meet(membarrier: bool, time: Duration) {
                     core::hint::spin_loop();
                 }
                 let old = slot.swap(new, Ordering::SeqCst);
-                let ticket = tlb.shoot_down(CpuId(0), &space, page(0));
+                let ticket = tlb.shoot_down(CpuId(0), &space, page(0)).ticket;
                 tlb.settle(CpuId(0), ticket);
                 frames[old].store(POISON, Ordering::Relaxed);
             }
@@ -383,6 +435,11 @@ fn meet(membarrier: bool, time: Duration) {
 
 #[test]
 fn accesses_from_rest_meet_a_shooter_that_settles_at_once() {
-    meet(true, Duration::from_millis(400));
-    meet(false, Duration::from_millis(400));
+    meet(true, false, Duration::from_millis(400));
+    meet(false, false, Duration::from_millis(400));
+}
+
+#[test]
+fn walks_meet_a_shooter_at_the_filter() {
+    meet(true, true, Duration::from_millis(500));
 }

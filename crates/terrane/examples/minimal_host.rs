@@ -6,7 +6,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
-use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
+use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::machine::{Cpu, Machine};
 use terrane::object::Object;
 use terrane::page_table::X86_64;
@@ -64,16 +64,13 @@ unsafe impl Memory for Minimal {
 unsafe impl Tlb for Minimal {
     type Space = ();
 
-    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> Ticket {
-        Ticket::PASSED
+    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> ShootDown {
+        ShootDown::PASSED
     }
     fn has_passed(&self, _: CpuId, _: Ticket) -> bool {
         true
     }
     fn settle(&self, _: CpuId, _: Ticket) {}
-    fn is_shared(&self, _: CpuId, _: &()) -> bool {
-        false
-    }
 }
 
 impl Wait for Minimal {

@@ -11,7 +11,7 @@ pub const PAGE_SHIFT: u32 = 12;
 /// Bytes in a page and in a frame.
 pub const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 /// Entries in one page table: a table fills exactly one frame.
-pub const TABLE_ENTRIES: usize = 512;
+pub const TABLE_ENTRIES: usize = if cfg!(terrane_loom) { 4 } else { 512 };
 
 /// Rounds `addr` down to a page boundary.
 #[inline]

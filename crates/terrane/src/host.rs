@@ -52,7 +52,24 @@ impl Ticket {
     pub const PASSED: Ticket = Ticket(0);
 }
 
+/// What a shoot-down came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShootDown {
+    /// Tells when it is over.
+    pub ticket: Ticket,
+    /// How many CPUs other than the calling one were asked.
+    pub asked: usize,
+}
+
+impl ShootDown {
+    /// Nobody else was asked, and it is over.
+    pub const PASSED: ShootDown = ShootDown { ticket: Ticket::PASSED, asked: 0 };
+}
+
 /// The translation caches of a machine's CPUs.
+///
+/// Terrane counts the calls that asked others (`nr_tlb_remote_flush`). What the CPUs then do is the host's to count, with
+/// [`Cpu::count`](crate::machine::Cpu::count).
 ///
 /// # Safety
 /// The contract of [`shoot_down`](Self::shoot_down) and [`has_passed`](Self::has_passed) is what the safety of
@@ -62,24 +79,22 @@ pub unsafe trait Tlb {
     type Space: Default + Send + Sync;
 
     /// Makes every CPU that may hold translations of `range` in `space` drop them, the calling one (`cpu`)
-    /// included.
+    /// included. The fewer it asks the better: Terrane calls this once for each call that changes entries, with the whole
+    /// range, and not at all where nothing was present.
     ///
     /// When it returns, no memory access that *starts* afterwards, on any CPU, uses a translation of the range
     /// that was read from the page table before the call. Accesses already under way may still end; the ticket
     /// tells when they have ([`Ticket::PASSED`]: they have): freed frames wait for it, and so do calls that promise that
     /// no store comes through any more (protect, fork, write-back). A host with inter-processor interrupts that waits
     /// for the answers returns `PASSED` always. Must not take locks that a fault may hold.
-    fn shoot_down(&self, cpu: CpuId, space: &Self::Space, range: AddrRange) -> Ticket;
+    fn shoot_down(&self, cpu: CpuId, space: &Self::Space, range: AddrRange) -> ShootDown;
 
     /// True when a shoot-down by `cpu` has reached every CPU: none can still be using an old translation.
     /// Cheap; never waits.
     fn has_passed(&self, cpu: CpuId, ticket: Ticket) -> bool;
 
-    /// Waits until the shoot-down has passed. Not called while pinned, perhaps with the layout lock held.
+    /// Waits until the shoot-down has passed. Not called while pinned, perhaps with a range held.
     fn settle(&self, cpu: CpuId, ticket: Ticket);
-
-    /// True when a CPU other than `cpu` may hold translations of `space`: decides what is counted as remote.
-    fn is_shared(&self, cpu: CpuId, space: &Self::Space) -> bool;
 }
 
 /// Waiting and waking, like a futex.

@@ -25,6 +25,7 @@
 //! | [`frame`] | physical pages: who has which, and when they come back |
 //! | [`page_table`] | formats, the protocol of an entry, walks and sweeps |
 //! | [`machine`] | a host with its frames and CPUs, shared by many spaces |
+//! | [`range_lock`] | calls about disjoint ranges do not wait for one another |
 //! | [`object`] | files and shared memory |
 //! | [`vma`], [`index`], [`mm`] | the record of a mapping, the ordered map of them, and the inside of a space |
 //! | [`rmap`] | from a page to the entries that map it |
@@ -46,20 +47,36 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+#[cfg(terrane_watch)]
+#[macro_use]
+pub mod names;
+#[cfg(not(terrane_watch))]
+#[macro_use]
+mod names {
+    /// Nothing: names are for the cache-line audit (`docs/audit.md`).
+    macro_rules! describe {
+        ($($t:tt)*) => {};
+    }
+}
+// First, for its macro.
+#[macro_use]
+pub mod sync;
+
 pub mod addr;
 pub mod error;
 pub mod fault;
 pub mod frame;
+pub mod history;
 pub mod host;
 pub mod index;
 pub mod machine;
 pub mod mm;
 pub mod object;
 pub mod page_table;
+pub mod range_lock;
 pub mod rmap;
 pub mod space;
 pub mod stats;
-pub mod sync;
 #[cfg(test)]
 mod testing;
 pub mod vma;

@@ -3,15 +3,21 @@
 //! Nothing here knows what a mapping is. [`Machine`] owns what is common to all spaces; a [`Cpu`] is the right
 //! to act as one of its processors, and every call takes one.
 
-use crate::addr::Frame;
+use crate::addr::{AddrRange, Frame};
 use crate::error::{Error, OutOfMemory};
 use crate::frame::{Frames, Ram, Slab};
+use crate::history::Covered;
 use crate::host::{Host, Ticket};
-use crate::stats::Stats;
+use crate::range_lock::{Held, Mode, Node, RangeLock};
+use crate::stats::{Counter, Stats};
+use crate::sync::atomic::AtomicU64;
 use crate::sync::{CpuId, Epoch, Participant, Pin, Shared};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use core::cell::Cell;
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
+use crossbeam_utils::CachePadded;
 
 /// Storage for one VMA record: the layer above gives it its meaning.
 #[repr(C, align(64))]
@@ -30,6 +36,12 @@ impl Default for Record {
     }
 }
 
+/// Ranges that one call holds at a time, at most: a move holds two.
+const RANGES_A_CALL: usize = 4;
+
+/// What a CPU locks ranges with.
+type RangeNodes = CachePadded<[Node; RANGES_A_CALL]>;
+
 /// A host with its frames, statistics and the records of its spaces.
 pub struct Machine<H: Host> {
     // Dropped in this order: retired records are freed into `records` when `epoch` goes.
@@ -37,7 +49,11 @@ pub struct Machine<H: Host> {
     frames: Frames,
     stats: Stats,
     records: Slab<Record>,
+    /// By CPU.
+    range_nodes: Box<[RangeNodes]>,
     zero_frame: Frame,
+    /// How many listings there have been, of all spaces.
+    listings: CachePadded<AtomicU64>,
     /// Serialises those who act without a CPU of their own (destructors); its id is not for others.
     housekeeper: lock_api::Mutex<H::Mutex, CpuId>,
     host: H,
@@ -69,6 +85,10 @@ impl<H: Host> Machine<H> {
         let frames = Frames::try_new(host.frames(), cpus)?;
         let stats = Stats::try_new(cpus)?;
         let records = Slab::try_new(cpus)?;
+        let mut range_nodes = Vec::new();
+        range_nodes.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
+        range_nodes.resize_with(cpus, || CachePadded::new([const { Node::new() }; RANGES_A_CALL]));
+        let range_nodes = range_nodes.into_boxed_slice();
         let (zero_frame, housekeeper) = {
             let me = epoch.register().ok_or(OutOfMemory)?;
             let pin = me.pin();
@@ -76,7 +96,17 @@ impl<H: Host> Machine<H> {
             (ram.allocate_zeroed().ok_or(OutOfMemory)?, pin.cpu())
         };
         let housekeeper = lock_api::Mutex::new(housekeeper);
-        Shared::try_new(Self { epoch, frames, stats, records, zero_frame, housekeeper, host })
+        Shared::try_new(Self {
+            epoch,
+            frames,
+            stats,
+            records,
+            range_nodes,
+            zero_frame,
+            listings: CachePadded::new(AtomicU64::new(0)),
+            housekeeper,
+            host,
+        })
     }
 
     /// The host.
@@ -115,6 +145,11 @@ impl<H: Host> Machine<H> {
         self.zero_frame
     }
 
+    /// Where listings take their numbers from.
+    pub(crate) fn listings(&self) -> &AtomicU64 {
+        &self.listings
+    }
+
     /// Physical memory as the pinned CPU sees it.
     #[inline]
     pub fn ram<'a>(&'a self, pin: &'a Pin<'a>) -> Ram<'a, H> {
@@ -148,6 +183,9 @@ pub struct Cpu<H: Host> {
     machine: Shared<Machine<H>>,
     id: CpuId,
     owned: bool,
+    /// What this CPU has written for the listing under way: images of ranges, and notes of records.
+    images: Covered,
+    notes: Covered,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -158,14 +196,28 @@ impl<H: Host> Cpu<H> {
     /// [`Error::Again`] when all CPUs that the machine was made for are registered.
     pub fn try_new(machine: &Shared<Machine<H>>) -> Result<Self, Error> {
         let id = machine.epoch.register().ok_or(Error::Again)?.id();
-        Ok(Self { machine: machine.clone(), id, owned: true, not_sync: PhantomData })
+        Ok(Self {
+            machine: machine.clone(),
+            id,
+            owned: true,
+            images: Covered::new(),
+            notes: Covered::new(),
+            not_sync: PhantomData,
+        })
     }
 
     /// Runs `act` as the machine's housekeeper: for destructors, which have no CPU of their own. Waits for
     /// others who do the same; `act` must not come back here.
     pub fn as_housekeeper<R>(machine: &Shared<Machine<H>>, act: impl FnOnce(&Self) -> R) -> R {
         let id = machine.housekeeper.lock();
-        let cpu = Self { machine: machine.clone(), id: *id, owned: false, not_sync: PhantomData };
+        let cpu = Self {
+            machine: machine.clone(),
+            id: *id,
+            owned: false,
+            images: Covered::new(),
+            notes: Covered::new(),
+            not_sync: PhantomData,
+        };
         act(&cpu)
     }
 
@@ -195,6 +247,76 @@ impl<H: Host> Cpu<H> {
         self.participant().pin()
     }
 
+    /// Counts what a host counts ([`Tlb`](crate::host::Tlb)): `nr_tlb_remote_flush_received`, `nr_tlb_local_flush_all`,
+    /// `nr_tlb_local_flush_one`. A plain store to the CPU's own counters, in any state, pinned or not. Other counters
+    /// are the library's.
+    #[inline]
+    pub fn count(&self, counter: Counter, n: u64) {
+        self.machine.stats.add_unpinned(self.id, counter, n);
+    }
+
+    /// Locks `range` of a space of this machine. Blocks; not while pinned, nor while holding another range of that space. A
+    /// call holds at most four ranges at a time.
+    #[inline]
+    pub(crate) fn lock_range<'a>(&'a self, lock: &'a RangeLock, range: AddrRange, mode: Mode) -> Held<'a, H> {
+        let [node] = self.range_nodes();
+        // SAFETY: the nodes of a CPU are for who acts as that CPU, which is one at a time; and a space, with its range
+        // locks, keeps its machine.
+        unsafe { lock.lock(&self.machine.host, self.id, node, range, mode) }
+    }
+
+    /// Locks `range` of a space of this machine if it is free; never blocks.
+    pub(crate) fn try_lock_range<'a>(
+        &'a self,
+        lock: &'a RangeLock,
+        range: AddrRange,
+        mode: Mode,
+    ) -> Option<Held<'a, H>> {
+        let [node] = self.range_nodes();
+        // SAFETY: as above.
+        unsafe { lock.try_lock(&self.machine.host, self.id, node, range, mode) }
+    }
+
+    /// Locks two disjoint ranges of a space of this machine; as [`lock_range`](Self::lock_range).
+    pub(crate) fn lock_ranges<'a>(
+        &'a self,
+        lock: &'a RangeLock,
+        ranges: [AddrRange; 2],
+        mode: Mode,
+    ) -> [Held<'a, H>; 2] {
+        // SAFETY: as above.
+        unsafe { lock.lock_both(&self.machine.host, self.id, self.range_nodes(), ranges, mode) }
+    }
+
+    /// Nodes of this CPU that are free. There are always: only this CPU uses them, and no call holds more.
+    #[inline]
+    fn range_nodes<const N: usize>(&self) -> [&Node; N] {
+        let nodes = &self.machine.range_nodes[self.id.index()];
+        let mut free = nodes.iter().filter(|node| !node.is_busy());
+        core::array::from_fn(|_| {
+            loop {
+                if let Some(node) = free.next() {
+                    break node;
+                }
+                // As with any lock that is taken once too often: it waits for itself.
+                debug_assert!(false, "a call holds more ranges than it has places for");
+                self.machine.host.relax(self.id, u32::MAX);
+            }
+        })
+    }
+
+    /// The ranges whose images this CPU has written for the listing under way.
+    #[inline]
+    pub(crate) fn images(&self) -> &Covered {
+        &self.images
+    }
+
+    /// The records that it has noted for it.
+    #[inline]
+    pub(crate) fn notes(&self) -> &Covered {
+        &self.notes
+    }
+
     /// Frees what this CPU gave up and nobody uses any more, if enough has come together. Not while pinned.
     #[inline]
     pub fn tidy(&self) {
@@ -210,6 +332,7 @@ impl<H: Host> Cpu<H> {
     /// pages that stay in use but must stand still. Not while pinned.
     pub fn await_stores(&self, ticket: Ticket) {
         let host = self.machine.host();
+        let ticket = mutant!("stores_not_awaited", ticket, Ticket::PASSED);
         if ticket != Ticket::PASSED && !host.has_passed(self.id, ticket) {
             host.settle(self.id, ticket);
         }
@@ -286,3 +409,5 @@ impl<H: Host> Drop for Cpu<H> {
         unsafe { self.machine.epoch.unregister(self.id) };
     }
 }
+
+describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, housekeeper });

@@ -1,32 +1,48 @@
-//! The inside of an address space: its VMAs, its page table, its lock.
+//! The inside of an address space: its VMAs, its page table, its locks.
 //!
 //! What faults and reverse mapping work on. The calls that change the layout are in [`space`](crate::space), the
-//! layer above; all of them hold [`Mm::layout`] for writing.
+//! layer above; each of them holds the range that it is about ([`Mm::exclude`]).
 //!
-//! # Who may hold what
+//! # Who excludes whom
+//!
+//! A call holds its range from its first look to behind its last shoot-down. So what is mapped in the range, and how, is
+//! changed by nobody else. Calls about ranges without a common address never wait for one another.
+//!
+//! The *record* that covers an address of the range may reach beyond it, and a call about addresses next door may divide it
+//! there, merge it, or move its far end, at any time. Therefore every change to a record and to the index is a short step
+//! under the lock of a leaf of the index, which finds the record anew ([`Index::edit`] and its like); what takes long (sweeps,
+//! shoot-downs, reverse mapping) is done outside of these steps, under the range lock alone.
 //!
 //! | lock | held by | blocks |
 //! |---|---|---|
-//! | `layout`, writing | every layout change, for its plan and commit | yes |
-//! | `layout`, reading | a fault on the locked path (every fault under [`Locking::Classic`]), a listing, `DONTNEED` | yes |
-//! | mapping lock of an object | layout changes (inside `layout`), walks of the object's mappings | yes |
-//! | lock of an anon_vma tree | fork, the end of an anon_vma (inside `layout`), walks | yes |
+//! | lock of the heap | `brk`, fork | yes |
+//! | a range, exclusive | every layout change, collapse | yes |
+//! | a range, shared | a fault on the locked path (its page), `DONTNEED`, reading the objects of a range | yes |
+//! | `limits` | layout changes of a space that has limits | yes |
+//! | mapping lock of an object | layout changes (inside their range), walks of the object's mappings | yes |
+//! | lock of an anon_vma tree | fork, the end of an anon_vma (inside a range), walks | yes |
 //! | a pin | everything that reads the index or the page table | never while held |
+//! | a leaf of the index | layout changes, for one step of a hundred nanoseconds | never while held |
 //! | a page-table entry that is taken | faults, for nanoseconds | never while held |
 //!
-//! in this order, from the outside in. A speculative fault takes the last two only.
+//! in this order, from the outside in. A speculative fault takes a pin and an entry only.
+//!
+//! Under [`Locking::Classic`] one reader-writer lock stands in for all ranges, and faults hold it for reading: the baseline
+//! of the experiments.
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
 use crate::frame::Ram;
+use crate::history::History;
 use crate::host::{Host, Ticket, Tlb};
 use crate::index::{Entry, Index, Reserve};
 use crate::machine::{Cpu, Machine};
 use crate::page_table::PageTable;
+use crate::range_lock::{Held, Mode, RangeLock};
 use crate::stats::Counter;
-use crate::sync::atomic::{AtomicBool, AtomicUsize};
-use crate::sync::{Pin, Shared};
-use crate::vma::{VmFlags, Vma};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{CpuId, Pin, Shared, SpinLock, Tally};
+use crate::vma::{Snapshot, VmFlags, Vma};
 use core::ops::ControlFlow;
 use crossbeam_utils::CachePadded;
 
@@ -41,16 +57,30 @@ pub enum Locking {
     Speculative,
 }
 
-/// What the layout lock protects besides the records: only a layout change touches it.
-pub struct Layout<H: Host> {
-    /// Nodes set aside for the index; having it proves that no other change runs.
-    pub reserve: Reserve<Vma<H>>,
-    /// The heap: where it begins, and the program break.
-    pub heap: AddrRange,
-    /// Pages mapped, for the address-space limit.
-    pub total_pages: u64,
-    /// Where the linear search starts; see [`SpaceConfig::linear_search`](crate::space::SpaceConfig).
-    pub search_from: u64,
+/// The right to change the layout of a range; see [`Mm::exclude`].
+pub enum Exclusive<'a, H: Host> {
+    /// Of the whole space, under [`Locking::Classic`].
+    Whole(#[allow(dead_code, reason = "held for its drop")] lock_api::RwLockWriteGuard<'a, H::RwLock, ()>),
+    /// Of the range.
+    Range(Held<'a, H>),
+}
+
+impl<H: Host> Exclusive<'_, H> {
+    /// Says that the layout does not change any more under it, or not at all; see [`Held::committed`].
+    #[inline]
+    pub fn committed(&self) {
+        if let Exclusive::Range(held) = self {
+            held.committed();
+        }
+    }
+}
+
+/// The right to rely on the layout of a range; see [`Mm::share`].
+pub enum Steady<'a, H: Host> {
+    /// Of the whole space, under [`Locking::Classic`].
+    Whole(#[allow(dead_code, reason = "held for its drop")] lock_api::RwLockReadGuard<'a, H::RwLock, ()>),
+    /// Of the range.
+    Range(#[allow(dead_code, reason = "held for its drop")] Held<'a, H>),
 }
 
 /// The inside of an address space.
@@ -74,12 +104,72 @@ pub struct Mm<H: Host> {
     /// through old translations to end. Raised before the first entry changes: whoever finds an entry changed and
     /// this at zero knows that those accesses have ended.
     pub ending: CachePadded<AtomicUsize>,
-    /// The lock of the layout.
-    pub layout: lock_api::RwLock<H::RwLock, Layout<H>>,
+    /// Which calls exclude each other.
+    pub ranges: RangeLock,
+    /// The lock of the whole space, under [`Locking::Classic`].
+    pub classic: lock_api::RwLock<H::RwLock, ()>,
+    /// The heap.
+    pub heap: Heap<H>,
+    /// Held by layout changes of a space that has limits, from the look at what is mapped to behind the change.
+    pub limits: lock_api::Mutex<H::Mutex, ()>,
+    /// Whether a listing is under way; see [`listing`](crate::space). Read by every layout change, and hardly ever written.
+    pub history: CachePadded<History<H::Mutex>>,
+    /// Pages mapped.
+    pub mapped: Tally,
+    /// Where the linear search starts; see [`SpaceConfig::linear_search`](crate::space::SpaceConfig).
+    pub search_from: AtomicU64,
+    /// Nodes for the index that calls have left over.
+    reserves: Reserves<Vma<H>>,
+}
+
+/// Where the heap begins, and the program break, in bytes.
+pub struct Heap<H: Host> {
+    start: AtomicU64,
+    end: AtomicU64,
+    lock: lock_api::Mutex<H::Mutex, ()>,
+}
+
+impl<H: Host> Heap<H> {
+    fn new() -> Self {
+        Self { start: AtomicU64::new(0), end: AtomicU64::new(0), lock: lock_api::Mutex::new(()) }
+    }
+
+    /// Keeps others from moving it. Before any range is locked; not while pinned.
+    pub fn lock(&self) -> lock_api::MutexGuard<'_, H::Mutex, ()> {
+        self.lock.lock()
+    }
+
+    /// The heap at this moment.
+    pub fn range(&self) -> AddrRange {
+        // The end first: the start is set once, before the end has moved.
+        let end = self.end.load(Ordering::Acquire);
+        AddrRange::new(self.start.load(Ordering::Relaxed), end)
+    }
+
+    /// Moves it. Under its lock.
+    pub fn set(&self, heap: AddrRange) {
+        self.start.store(heap.start, Ordering::Relaxed);
+        self.end.store(heap.end, Ordering::Release);
+    }
+}
+
+/// Reserves that calls left over for the next, one for each of a few CPUs: a call that finds none allocates.
+struct Reserves<T>([CachePadded<SpinLock<Option<Reserve<T>>>>; RESERVES]);
+
+const RESERVES: usize = 8;
+
+impl<T> Reserves<T> {
+    fn new() -> Self {
+        Self([const { CachePadded::new(SpinLock::new(None)) }; RESERVES])
+    }
+
+    fn at(&self, cpu: CpuId) -> &SpinLock<Option<Reserve<T>>> {
+        &self.0[cpu.index() % RESERVES]
+    }
 }
 
 // SAFETY: `start` and `end` are what the index was told, and a VMA's addresses change only together with its key in
-// the index, under the layout lock.
+// the index, under the lock of the leaf.
 unsafe impl<H: Host> Entry for Vma<H> {
     #[inline]
     fn start(&self) -> u64 {
@@ -113,25 +203,92 @@ impl<H: Host> Mm<H> {
         locking: Locking,
         fault_around: u64,
     ) -> Result<Self, OutOfMemory> {
-        let index = Index::try_new(range, gaps)?;
-        let mut reserve = Reserve::new();
-        index.reserve(&mut reserve, 1)?;
         Ok(Self {
             machine: machine.clone(),
-            index,
+            index: Index::try_new(range, gaps)?,
+            ranges: RangeLock::try_new(range, machine.epoch().capacity())?,
             page_table: PageTable::try_new(&machine.ram(pin))?,
             tlb: Default::default(),
             locking,
             fault_around,
             forking: AtomicBool::new(false),
             ending: CachePadded::new(AtomicUsize::new(0)),
-            layout: lock_api::RwLock::new(Layout {
-                reserve,
-                heap: AddrRange::new(0, 0),
-                total_pages: 0,
-                search_from: 0,
-            }),
+            classic: lock_api::RwLock::new(()),
+            heap: Heap::new(),
+            limits: lock_api::Mutex::new(()),
+            history: CachePadded::new(History::new()),
+            mapped: Tally::new(),
+            search_from: AtomicU64::new(0),
+            reserves: Reserves::new(),
         })
+    }
+
+    /// Waits until no other call is about an address of `range`, nor a fault on the locked path, and keeps it so. Not
+    /// while pinned.
+    pub fn exclude<'a>(&'a self, cpu: &'a Cpu<H>, range: AddrRange) -> Exclusive<'a, H> {
+        match self.locking {
+            Locking::Classic => Exclusive::Whole(self.classic.write()),
+            Locking::Speculative => Exclusive::Range(cpu.lock_range(&self.ranges, range, Mode::Exclusive)),
+        }
+    }
+
+    /// Waits until no call that changes something is about an address of `range`, and keeps it so. Not while pinned.
+    #[inline]
+    pub fn share<'a>(&'a self, cpu: &'a Cpu<H>, range: AddrRange) -> Steady<'a, H> {
+        match self.locking {
+            Locking::Classic => Steady::Whole(self.classic.read()),
+            Locking::Speculative => Steady::Range(cpu.lock_range(&self.ranges, range, Mode::Shared)),
+        }
+    }
+
+    /// The VMA at `addr` and its attributes, for a caller that holds the address: a miss is proof. Calls next door may divide
+    /// the record or merge it at any time; what is returned was one state of it that contained `addr`, and what it says
+    /// about the addresses that are held is right.
+    #[inline]
+    pub fn vma_at<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<(&'p Vma<H>, Snapshot)> {
+        let state = |vma: &'p Vma<H>| vma.read().filter(|seen| seen.range.contains(addr)).map(|seen| (vma, seen));
+        if let Some(found) = self.index.find(pin, addr).and_then(state) {
+            return Some(found);
+        }
+        let mut rounds = 0;
+        loop {
+            let found = state(self.index.find_exact(pin, addr)?);
+            if found.is_some() {
+                return found;
+            }
+            // A neighbour's step, a hundred nanoseconds from its end.
+            self.machine.host().relax(pin.cpu(), rounds);
+            rounds = rounds.saturating_add(1);
+        }
+    }
+
+    /// The VMA at `at`, or the first that starts between it and `end`; `at..end` is held. As exact as [`vma_at`](Self::vma_at).
+    #[inline]
+    pub fn next_vma<'p>(&'p self, pin: &'p Pin<'_>, at: u64, end: u64) -> Option<(&'p Vma<H>, Snapshot)> {
+        loop {
+            if let Some(found) = self.vma_at(pin, at) {
+                return Some(found);
+            }
+            // Where a VMA begins in the range is nobody else's business, so that the next one can be believed.
+            let start = self.index.first_ending_after(pin, at)?.start();
+            if start >= end {
+                return None;
+            }
+            if start > at {
+                return self.vma_at(pin, start);
+            }
+        }
+    }
+
+    /// A reserve of nodes for a call of this CPU, perhaps with some in it.
+    pub fn take_reserve(&self, cpu: CpuId) -> Reserve<Vma<H>> {
+        self.reserves.at(cpu).lock().take().unwrap_or_default()
+    }
+
+    /// Gives back what a call did not use.
+    pub fn give_reserve(&self, cpu: CpuId, reserve: Reserve<Vma<H>>) {
+        let before = self.reserves.at(cpu).lock().replace(reserve);
+        drop(before); // outside the spin lock: it frees memory
     }
 
     /// This space as the cookie that VMAs and anon_vmas carry.
@@ -170,20 +327,52 @@ impl<H: Host> Mm<H> {
         }
     }
 
-    /// Makes all CPUs forget `range`, and counts it; see [`Tlb::shoot_down`].
+    /// Makes all CPUs forget `range`, and counts whether others had to be asked; see [`Tlb::shoot_down`].
     pub fn shoot_down(&self, ram: &Ram<'_, H>, range: AddrRange) -> Ticket {
-        let cpu = ram.pin.cpu();
-        if ram.host.is_shared(cpu, &self.tlb) {
+        let done = ram.host.shoot_down(ram.pin.cpu(), &self.tlb, range);
+        if done.asked > 0 {
             ram.count(Counter::TlbRemoteFlush);
-        } else {
-            ram.count(Counter::TlbLocalFlush);
         }
-        ram.host.shoot_down(cpu, &self.tlb, range)
+        done.ticket
     }
 
     /// Physical memory as the pinned CPU sees it.
     #[inline]
     pub fn ram<'a>(&'a self, pin: &'a Pin<'a>) -> Ram<'a, H> {
         self.machine.ram(pin)
+    }
+}
+
+describe!([H: Host] Heap<H> { start, end, lock });
+
+#[cfg(terrane_watch)]
+impl<H: Host> Mm<H> {
+    /// The names of its fields, its VMAs and its page tables, for the cache-line audit.
+    pub fn describe(&self, pin: &Pin<'_>, names: &mut crate::names::Names)
+    where
+        H::Space: crate::names::Describe,
+    {
+        names.leaf(self);
+        names.field("tlb", &self.tlb);
+        names.field("machine", &self.machine);
+        names.field("forking", &self.forking);
+        names.field("ending", &self.ending);
+        names.field("ranges", &self.ranges);
+        names.field("classic", &self.classic);
+        names.field("heap", &self.heap);
+        names.field("limits", &self.limits);
+        names.field("mapped", &self.mapped);
+        names.field("search_from", &self.search_from);
+        names.field("reserves", &self.reserves.0);
+        names.under("index", |names| self.index.describe(names));
+        names.under("page_table", |names| self.page_table.describe(&self.ram(pin), names));
+        self.index.for_each(pin, AddrRange::new(0, u64::MAX), |vma| {
+            let name = alloc::format!("VMA {:#x}..{:#x}", vma.start(), vma.end());
+            names.field(&name, vma);
+            if let Some(anon) = vma.anon_vma() {
+                names.field(alloc::format!("anon_vma of {name}"), anon);
+            }
+            ControlFlow::Continue(())
+        });
     }
 }

@@ -72,10 +72,16 @@ counters! {
     PgTableAlloc = "pgtable_alloc",
     /// Page tables given up.
     PgTableFree = "pgtable_free",
-    /// Shoot-downs of other CPUs' TLBs asked for.
+    /// Shoot-downs for which other CPUs were asked, however many.
     TlbRemoteFlush = "nr_tlb_remote_flush",
-    /// Flushes of the own TLB after a change.
-    TlbLocalFlush = "nr_tlb_local_flush_one",
+    /// Requests of other CPUs that were acted upon. Counted by the host.
+    TlbRemoteFlushReceived = "nr_tlb_remote_flush_received",
+    /// Flushes of a CPU's whole TLB, for itself or for others. Counted by the host.
+    TlbLocalFlushAll = "nr_tlb_local_flush_all",
+    /// Pages dropped one by one from a CPU's TLB, for itself or for others. Counted by the host.
+    TlbLocalFlushOne = "nr_tlb_local_flush_one",
+    /// Changes of mappings that found nothing present, and so needed no shoot-down.
+    TlbFlushSkipped = "nr_tlb_flush_skipped",
     /// Times a reverse-mapping lock was taken.
     RmapLock = "rmap_lock",
     /// `mmap` calls.
@@ -88,6 +94,14 @@ counters! {
     VmaMerge = "vma_merge",
     /// Leaves of the index looked at by searches for free addresses.
     GapLeaves = "gap_search_leaves",
+}
+
+impl Counter {
+    /// True for what is counted through a [`Cpu`](crate::machine::Cpu) instead of a pin; see [`Stats::add_unpinned`].
+    const fn is_unpinned(self) -> bool {
+        use Counter::{TlbFlushSkipped, TlbLocalFlushAll, TlbLocalFlushOne, TlbRemoteFlushReceived};
+        matches!(self, TlbRemoteFlushReceived | TlbLocalFlushAll | TlbLocalFlushOne | TlbFlushSkipped)
+    }
 }
 
 const COUNTERS: usize = Counter::ALL.len();
@@ -113,7 +127,22 @@ impl Stats {
     #[inline]
     pub fn add(&self, pin: &Pin<'_>, counter: Counter, n: u64) {
         // The pin makes this CPU's counters ours: no read-modify-write is needed.
-        let cell = &self.cpus[pin.cpu().index()][counter as usize];
+        debug_assert!(!counter.is_unpinned());
+        self.add_to(pin.cpu(), counter, n);
+    }
+
+    /// Adds `n` on behalf of `cpu` without a pin, for whoever is the only one that acts as this CPU: through
+    /// [`Cpu::count`](crate::machine::Cpu::count). These counters and those that are counted under a pin, perhaps by
+    /// another CPU that has taken over the state of this one, are different ones, so none is lost.
+    #[inline]
+    pub(crate) fn add_unpinned(&self, cpu: CpuId, counter: Counter, n: u64) {
+        debug_assert!(counter.is_unpinned());
+        self.add_to(cpu, counter, n);
+    }
+
+    #[inline]
+    fn add_to(&self, cpu: CpuId, counter: Counter, n: u64) {
+        let cell = &self.cpus[cpu.index()][counter as usize];
         cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
@@ -189,6 +218,20 @@ pub struct Event {
     pub address: u64,
 }
 
+#[cfg(terrane_watch)]
+impl crate::names::Describe for Stats {
+    fn describe(&self, names: &mut crate::names::Names) {
+        for (index, cpu) in self.cpus.iter().enumerate() {
+            names.under(format_args!("[{index}]"), |names| {
+                names.leaf(cpu);
+                for counter in Counter::ALL {
+                    names.field(counter.name(), &cpu[*counter as usize]);
+                }
+            });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,6 +273,10 @@ mod tests {
             "spf_vma_notsup",
             "spf_vma_access",
             "spf_pmd_changed",
+            "nr_tlb_remote_flush",
+            "nr_tlb_remote_flush_received",
+            "nr_tlb_local_flush_all",
+            "nr_tlb_local_flush_one",
         ] {
             assert_eq!(Counter::ALL.iter().filter(|counter| counter.name() == name).count(), 1, "{name}");
         }

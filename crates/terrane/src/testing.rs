@@ -11,7 +11,7 @@
 
 use crate::addr::{AddrRange, Frame, PAGE_SIZE};
 use crate::frame::{Frames, Ram};
-use crate::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
+use crate::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use crate::page_table::{Format, PteFlags};
 use crate::stats::Stats;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -28,6 +28,8 @@ pub struct TestHost {
     range: FrameRange,
     base: NonNull<u8>,
     tickets: Option<Tickets>,
+    /// Shoot-downs asked for so far.
+    shoot_downs: AtomicU64,
 }
 
 /// CPUs that may access memory at once, on a host with tickets.
@@ -60,7 +62,12 @@ impl TestHost {
     pub fn new(first: u32, count: usize) -> Self {
         // SAFETY: the layout holds at least a page.
         let base = NonNull::new(unsafe { alloc_zeroed(Self::layout(count)) }).expect("memory for the test");
-        Self { range: FrameRange { first: Frame(first), count }, base, tickets: None }
+        Self {
+            range: FrameRange { first: Frame(first), count },
+            base,
+            tickets: None,
+            shoot_downs: AtomicU64::new(0),
+        }
     }
 
     /// The same, with shoot-downs that pass when the accesses of their time have ended.
@@ -69,6 +76,11 @@ impl TestHost {
         let mut host = Self::new(first, count);
         host.tickets = Some(Tickets { clock: AtomicU64::new(1), accesses });
         host
+    }
+
+    /// Shoot-downs asked for so far.
+    pub fn shoot_downs(&self) -> u64 {
+        self.shoot_downs.load(Ordering::Relaxed)
     }
 
     /// Begins an access by `cpu`: translations made from now on may be used until the result is dropped. Not twice at
@@ -113,10 +125,13 @@ unsafe impl Memory for TestHost {
 unsafe impl Tlb for TestHost {
     type Space = ();
 
-    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> Ticket {
+    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> ShootDown {
+        self.shoot_downs.fetch_add(1, Ordering::Relaxed);
         match &self.tickets {
-            Some(tickets) => Ticket(tickets.clock.fetch_add(1, Ordering::SeqCst) + 1),
-            None => Ticket::PASSED,
+            Some(tickets) => {
+                ShootDown { ticket: Ticket(tickets.clock.fetch_add(1, Ordering::SeqCst) + 1), asked: 1 }
+            }
+            None => ShootDown::PASSED,
         }
     }
 
@@ -134,10 +149,6 @@ unsafe impl Tlb for TestHost {
         while !self.has_passed(cpu, ticket) {
             std::thread::yield_now();
         }
-    }
-
-    fn is_shared(&self, _: CpuId, _: &()) -> bool {
-        self.tickets.is_some()
     }
 }
 

@@ -19,11 +19,14 @@ pub static BENCH: Experiment = Experiment {
     title: "finding mappings and free addresses",
     source: "sources A (lookup) and C (gaps)",
     about: "Areas of 20 KiB lie 32 KiB apart. find: the area of a random address inside a random area; with several \
-            threads, nanoseconds for each of them. Terrane pins its epoch anew for every lookup and change. The \
-            thread beside takes an area out and puts it in again, all the while: a random one, one behind all those \
-            that are looked up, or one of another index (then only the hardware is shared). erase + insert: the same, alone. search: four free pages in a row, the lowest, \
-            where only the tail has them. Terrane's records have 128 bytes. memory: of 65,536 mappings of a page, \
-            made by calls.",
+            threads, nanoseconds for each of them. A hit ends with what the structure itself says of the area: Terrane's \
+            with the end in the leaf and a pointer to the record, the map's with the end in its node. To records: \
+            the record, of 128 bytes in a place of its own, is looked at as well. Terrane pins its epoch anew for every \
+            lookup and change. The thread beside takes an area out and puts it in again, all the while: a random one, \
+            one behind all those that are looked up, or one of another index (then only the hardware is shared). \
+            erase + insert: the same, alone, the record not touched; in own areas: each thread has its half of the areas \
+            of one index to choose from, one thread is alone in its half. search: four free pages in a row, the lowest, \
+            where only the tail has them. memory: of 65,536 mappings of a page, made by calls.",
     seconds: 0.2,
     runs: 7,
     memory: |_| 192 << 20,
@@ -42,7 +45,7 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     });
     let changes = SIZES.map(|areas| {
         plan.group();
-        (areas, plan_changes(&mut plan, areas))
+        (areas, Changes::plan(&mut plan, areas, threads))
     });
     // All sizes take turns, because Terrane's are compared with each other.
     plan.group();
@@ -52,9 +55,8 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     for (areas, finds) in &finds {
         finds.compare(&mut results, &areas.words(), threads);
     }
-    for (areas, [btree, terrane]) in changes {
-        let name = format!("erase + insert, {} areas: time of Terrane / BTreeMap", areas.words());
-        results.ratio(name, 1.0, terrane, btree, None);
+    for (areas, changes) in &changes {
+        changes.compare(&mut results, &areas.words(), threads);
     }
     let (small, large) = (searches[0], searches[2]);
     results.ratio("search, 64 K areas: time of linear BTreeMap / Terrane", 1.0, large[0], large[1], None);
@@ -73,14 +75,14 @@ trait Lookup: Sync + Sized + 'static {
     fn make(areas: Areas, threads: usize) -> Result<Self, Failure>;
     /// Thread `index` begins.
     fn enter(&self, index: usize) -> Self::Thread<'_>;
-    /// The start of the area that holds `address`; 0 if there is none.
-    fn start_of(&self, thread: &Self::Thread<'_>, address: u64) -> u64;
+    /// Something of the area that holds `address`, an even number; 0 if there is none.
+    fn look_up(&self, thread: &Self::Thread<'_>, address: u64) -> u64;
 }
 
 /// The same, for threads that change it meanwhile.
 trait Change: Lookup {
     /// Takes the area at `start` out and puts it in again.
-    fn erase_insert(&self, thread: &Self::Thread<'_>, start: u64) -> Result<(), Failure>;
+    fn erase_insert(&self, thread: &mut Self::Thread<'_>, start: u64) -> Result<(), Failure>;
 }
 
 impl Lookup for Mapped {
@@ -96,15 +98,36 @@ impl Lookup for Mapped {
     }
 
     #[inline]
-    fn start_of(&self, thread: &Self::Thread<'_>, address: u64) -> u64 {
-        self.find(thread, address).unwrap_or(0)
+    fn look_up(&self, thread: &Self::Thread<'_>, address: u64) -> u64 {
+        self.find(thread, address)
     }
 }
 
 impl Change for Mapped {
     #[inline]
-    fn erase_insert(&self, thread: &Self::Thread<'_>, start: u64) -> Result<(), Failure> {
-        self.locked().erase_insert(thread, start)
+    fn erase_insert(&self, thread: &mut Self::Thread<'_>, start: u64) -> Result<(), Failure> {
+        Self::erase_insert(self, thread, start)
+    }
+}
+
+/// The same index, where each hit looks at the record.
+struct ToRecords(Mapped);
+
+impl Lookup for ToRecords {
+    const VARIANT: &'static str = "Terrane, to records";
+    type Thread<'a> = super::mapped::Thread<'a>;
+
+    fn make(areas: Areas, threads: usize) -> Result<Self, Failure> {
+        Mapped::new(areas, threads).map(Self)
+    }
+
+    fn enter(&self, index: usize) -> Self::Thread<'_> {
+        self.0.thread(index)
+    }
+
+    #[inline]
+    fn look_up(&self, thread: &Self::Thread<'_>, address: u64) -> u64 {
+        self.0.find_record(thread, address).unwrap_or(0)
     }
 }
 
@@ -122,14 +145,14 @@ macro_rules! locked {
             fn enter(&self, _: usize) {}
 
             #[inline]
-            fn start_of(&self, (): &(), address: u64) -> u64 {
+            fn look_up(&self, (): &(), address: u64) -> u64 {
                 btree::Locked::find(self, address).map_or(0, |(start, _)| start)
             }
         }
 
         impl Change for $lock {
             #[inline]
-            fn erase_insert(&self, (): &(), start: u64) -> Result<(), Failure> {
+            fn erase_insert(&self, (): &mut (), start: u64) -> Result<(), Failure> {
                 btree::Locked::erase_insert(self, start);
                 Ok(())
             }
@@ -151,7 +174,7 @@ impl Lookup for memory_set::Set {
     fn enter(&self, _: usize) {}
 
     #[inline]
-    fn start_of(&self, (): &(), address: u64) -> u64 {
+    fn look_up(&self, (): &(), address: u64) -> u64 {
         memory_set::find(self, address).unwrap_or(0)
     }
 }
@@ -167,7 +190,7 @@ impl Lookup for btree::Records {
     fn enter(&self, _: usize) {}
 
     #[inline]
-    fn start_of(&self, (): &(), address: u64) -> u64 {
+    fn look_up(&self, (): &(), address: u64) -> u64 {
         self.find(address).unwrap_or(0)
     }
 }
@@ -180,6 +203,7 @@ struct Finds {
     locks: [CaseId; 2],
     locks_together: [CaseId; 2],
     alone: CaseId,
+    to_records: CaseId,
     together: CaseId,
     /// Beside a thread that changes what [`BESIDE`] says.
     beside: [CaseId; 3],
@@ -195,6 +219,7 @@ impl Finds {
             ],
             records: plan.case(find_alone::<btree::Records>(Role::Baseline, areas)),
             alone: plan.case(find_alone::<Mapped>(Role::Terrane, areas)),
+            to_records: plan.case(find_alone::<ToRecords>(Role::Terrane, areas)),
             locks_together: [
                 plan.case(find_together::<btree::Std>(Role::Baseline, areas, threads)),
                 plan.case(find_together::<btree::ParkingLot>(Role::Baseline, areas, threads)),
@@ -220,8 +245,8 @@ impl Finds {
                 format!("find, {areas} areas, RwLock<BTreeMap>: lookups/s of {threads} threads / of one");
             results.ratio(name, threads as f64, best, together, None);
         }
-        let name = format!("find, {areas} areas: time of Terrane / RwLock<BTreeMap>, to records");
-        results.ratio(name, 1.0, self.alone, self.records, None);
+        let name = format!("find, {areas} areas, to records: time of Terrane / RwLock<BTreeMap>");
+        results.ratio(name, 1.0, self.to_records, self.records, None);
         let name = format!("find, {areas} areas, Terrane: lookups/s of {threads} threads / of one");
         results.ratio(name, threads as f64, self.alone, self.together, None);
         for (beside, which) in self.beside.into_iter().zip(BESIDE.map(|(_, which)| which)) {
@@ -282,7 +307,7 @@ fn find_beside<C: Change>(role: Role, areas: Areas, beside_what: Beside) -> Case
                     Beside::Behind => areas.start(areas.count),
                     Beside::Random | Beside::Other => areas.any(&mut numbers),
                 };
-                changed.erase_insert(&changed.enter(1), start)
+                changed.erase_insert(&mut changed.enter(1), start)
             };
             let (ns, _) = beside(1, 2, churn, || find::<C, false>(&map, 1, time, areas))?;
             Ok(Sample::from(ns))
@@ -308,7 +333,7 @@ fn find<L: Lookup, const CHAIN: bool>(
             Ok(per_op(time, |n| {
                 for _ in 0..n {
                     let address = areas.hit(&mut random) ^ if CHAIN { last & 1 } else { 0 };
-                    last = black_box(map.start_of(&thread, address));
+                    last = black_box(map.look_up(&thread, address));
                 }
             }))
         },
@@ -316,35 +341,86 @@ fn find<L: Lookup, const CHAIN: bool>(
     Ok(times.iter().sum::<f64>() / times.len() as f64)
 }
 
-/// Plans changes of random areas; returns the bare map's and Terrane's.
-fn plan_changes(plan: &mut Plan<'static>, areas: Areas) -> [CaseId; 2] {
-    let metric = format!("erase + insert, {} areas", areas.words());
-    plan.case(Case::new(Role::Baseline, "memory_set", 1, &metric, "ns", move || {
-        let mut set = memory_set::set(areas);
-        Ok(move |time| {
-            change(time, areas, |start| {
-                memory_set::unmap_map(&mut set, start);
-                Ok(())
+/// The cases of changes.
+struct Changes {
+    btree: CaseId,
+    terrane: CaseId,
+    /// Each thread in its own areas: one, and all.
+    own: [CaseId; 2],
+}
+
+impl Changes {
+    /// Plans changes of random areas.
+    fn plan(plan: &mut Plan<'static>, areas: Areas, threads: usize) -> Self {
+        let metric = format!("erase + insert, {} areas", areas.words());
+        plan.case(Case::new(Role::Baseline, "memory_set", 1, &metric, "ns", move || {
+            let mut set = memory_set::set(areas);
+            Ok(move |time| {
+                change(time, areas, |start| {
+                    memory_set::unmap_map(&mut set, start);
+                    Ok(())
+                })
             })
-        })
-    }));
-    let btree = plan.case(Case::new(Role::Baseline, "BTreeMap", 1, &metric, "ns", move || {
-        let mut map = btree::map(areas);
-        Ok(move |time| {
-            change(time, areas, |start| {
-                btree::erase_insert(&mut map, start);
-                Ok(())
+        }));
+        let btree = plan.case(Case::new(Role::Baseline, "BTreeMap", 1, &metric, "ns", move || {
+            let mut map = btree::map(areas);
+            Ok(move |time| {
+                change(time, areas, |start| {
+                    btree::erase_insert(&mut map, start);
+                    Ok(())
+                })
             })
-        })
-    }));
-    let terrane = plan.case(Case::new(Role::Terrane, "Terrane", 1, &metric, "ns", move || {
-        let map = Mapped::new(areas, 1)?;
+        }));
+        let terrane = plan.case(Case::new(Role::Terrane, "Terrane", 1, &metric, "ns", move || {
+            let map = Mapped::new(areas, 1)?;
+            Ok(move |time| {
+                let mut thread = map.thread(0);
+                change(time, areas, |start| map.erase_insert(&mut thread, start))
+            })
+        }));
+        plan.case(change_own::<btree::ParkingLot>(Role::Baseline, areas, threads, threads));
+        let own = [1, threads]
+            .map(|working| plan.case(change_own::<Mapped>(Role::Terrane, areas, working, threads)));
+        Self { btree, terrane, own }
+    }
+
+    fn compare(&self, results: &mut Results, areas: &str, threads: usize) {
+        let name = format!("erase + insert, {areas} areas: time of Terrane / BTreeMap");
+        results.ratio(name, 1.0, self.terrane, self.btree, None);
+        let name = format!(
+            "erase + insert, {areas} areas, Terrane: changes/s of {threads} threads in own areas / of one"
+        );
+        results.ratio(name, threads as f64, self.own[0], self.own[1], None);
+    }
+}
+
+/// Changes of `working` threads, each among its part of the areas of one map: one of `threads` parts.
+fn change_own<C: Change>(role: Role, areas: Areas, working: usize, threads: usize) -> Case<'static> {
+    let metric = format!("erase + insert, {} areas, each thread in its own", areas.words());
+    Case::new(role, C::VARIANT, working, metric, "ns", move || {
+        let map = C::make(areas, threads)?;
+        let part = areas.count / threads as u64;
         Ok(move |time| {
-            let (thread, mut writer) = (map.thread(0), map.locked());
-            change(time, areas, |start| writer.erase_insert(&thread, start))
+            let times = together(
+                working,
+                threads.max(2),
+                |index| Ok((map.enter(index), Random::new(index as u64), index as u64 * part)),
+                |_, (mut thread, mut random, first)| {
+                    let mut result = Ok(());
+                    let ns = per_op(time, |n| {
+                        for _ in 0..n {
+                            let start = areas.start(first + (random.next() >> 40) % part);
+                            if let Err(failure) = map.erase_insert(&mut thread, start) {
+                                result = Err(failure);
+                            }
+                        }
+                    });
+                    result.map(|()| ns)
+                },
+            )?;
+            Ok(Sample::from(times.iter().sum::<f64>() / times.len() as f64))
         })
-    }));
-    [btree, terrane]
+    })
 }
 
 /// Changes random areas; nanoseconds for each change.

@@ -18,8 +18,7 @@ struct Record {
 
 const _: () = assert!(size_of::<Record>() == 128);
 
-// SAFETY: records never change. They lie in a vector that stays as it is and is dropped after the index, and the
-// index's one reserve is beside it.
+// SAFETY: records never change. They lie in a vector that stays as it is and is dropped after the index.
 unsafe impl Entry for Record {
     #[inline]
     fn start(&self) -> u64 {
@@ -36,14 +35,27 @@ unsafe impl Entry for Record {
 pub struct Mapped {
     // Dropped in this order: the index before its records, and the machine, which has index nodes to free, last.
     index: Index<Record>,
-    /// Boxed, for it is written by every change, and what is beside it read by every lookup.
-    reserve: Box<Mutex<Reserve<Record>>>,
     _records: Vec<Record>,
+    /// Nodes that a thread has set aside for its changes.
+    reserves: Vec<OwnReserve>,
     cpus: Vec<rig::Seat>,
 }
 
+/// In cache lines of its own. The lock is only ever taken by the thread it belongs to.
+#[repr(align(128))]
+struct OwnReserve(Mutex<Reserve<Record>>);
+
+impl OwnReserve {
+    fn lock(&self) -> MutexGuard<'_, Reserve<Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// What a thread needs.
-pub type Thread<'a> = MutexGuard<'a, Cpu>;
+pub struct Thread<'a> {
+    cpu: MutexGuard<'a, Cpu>,
+    reserve: MutexGuard<'a, Reserve<Record>>,
+}
 
 impl Mapped {
     /// An index of `areas`, for so many threads.
@@ -59,22 +71,32 @@ impl Mapped {
         for record in &records {
             index.reserve(&mut reserve, 1).map_err(|e| no_memory(&e))?;
             let cpu = rig::lock(&cpus[0]);
-            index.insert(&mut reserve, &cpu.core().pin(), NonNull::from(record));
+            let range = AddrRange::new(record.start, record.start + LENGTH);
+            index.insert(&mut reserve, &cpu.core().pin(), range, NonNull::from(record));
             cpu.core().participant().collect();
         }
-        Ok(Self { index, reserve: Box::new(Mutex::new(reserve)), _records: records, cpus })
+        let reserves = (0..threads).map(|_| OwnReserve(Mutex::new(Reserve::new()))).collect();
+        Ok(Self { index, _records: records, reserves, cpus })
     }
 
     /// What thread `index` needs.
     pub fn thread(&self, index: usize) -> Thread<'_> {
-        rig::lock(&self.cpus[index])
+        Thread { cpu: rig::lock(&self.cpus[index]), reserve: self.reserves[index].lock() }
     }
 
-    /// The start of the area that holds `address`.
+    /// The record of the area that holds `address`, which is not touched: as an address, 0 for none.
     #[inline]
-    pub fn find(&self, thread: &Thread<'_>, address: u64) -> Option<u64> {
-        let pin = thread.core().pin();
-        self.index.find(&pin, address).map(|record| record.start)
+    pub fn find(&self, thread: &Thread<'_>, address: u64) -> u64 {
+        let pin = thread.cpu.core().pin();
+        self.index.find(&pin, address).map_or(0, |record| core::ptr::from_ref(record).addr() as u64)
+    }
+
+    /// The start of the area that holds `address`, by its record, which says itself that it does: what a fault looks at.
+    #[inline]
+    pub fn find_record(&self, thread: &Thread<'_>, address: u64) -> Option<u64> {
+        let pin = thread.cpu.core().pin();
+        let record = self.index.find(&pin, address)?;
+        (record.start() <= address && address < record.end()).then_some(record.start)
     }
 
     /// The lowest free range of `length` bytes.
@@ -88,33 +110,24 @@ impl Mapped {
             align_mask: 0,
             align_offset: 0,
         };
-        self.index.search(&thread.core().pin(), &request)
+        self.index.search(&thread.cpu.core().pin(), &request)
     }
 
-    /// The right to change it.
-    pub fn locked(&self) -> Writer<'_> {
-        Writer { index: &self.index, reserve: self.reserve.lock().unwrap_or_else(PoisonError::into_inner) }
-    }
-}
-
-/// The right to change an index.
-pub struct Writer<'a> {
-    index: &'a Index<Record>,
-    reserve: MutexGuard<'a, Reserve<Record>>,
-}
-
-impl Writer<'_> {
     /// Takes the area at `start` out and puts it in again: two changes, each with what a call does around it.
     #[inline]
-    pub fn erase_insert(&mut self, thread: &Thread<'_>, start: u64) -> Result<(), Failure> {
-        let cpu = thread.core();
+    pub fn erase_insert(&self, thread: &mut Thread<'_>, start: u64) -> Result<(), Failure> {
+        let Thread { cpu, reserve } = thread;
+        let cpu = cpu.core();
         let no_memory = |_| Failure::Broken("cannot change an index: out of memory".to_owned());
-        self.index.reserve(&mut self.reserve, 0).map_err(no_memory)?;
-        let record = self.index.remove(&mut self.reserve, &cpu.pin(), start);
+        self.index.reserve(reserve, 0).map_err(no_memory)?;
+        let record = self.index.edit(reserve, &cpu.pin(), start, 0, |record, edit| {
+            edit.remove();
+            NonNull::from(record)
+        });
         cpu.participant().collect();
-        self.index.reserve(&mut self.reserve, 1).map_err(no_memory)?;
+        self.index.reserve(reserve, 1).map_err(no_memory)?;
         if let Some(record) = record {
-            self.index.insert(&mut self.reserve, &cpu.pin(), record);
+            self.index.insert(reserve, &cpu.pin(), AddrRange::new(start, start + LENGTH), record);
         }
         cpu.participant().collect();
         Ok(())
@@ -130,14 +143,16 @@ mod tests {
     fn does_the_same_as_the_plain_map() {
         let areas = SIZES[1];
         let map = Mapped::new(areas, 1).unwrap();
-        let thread = map.thread(0);
+        let mut thread = map.thread(0);
         let start = areas.start(700);
         for _ in 0..100 {
-            map.locked().erase_insert(&thread, start).unwrap();
+            map.erase_insert(&mut thread, start).unwrap();
         }
         assert_eq!(map.index.len() as u64, areas.count);
-        assert_eq!(map.find(&thread, start + LENGTH - 1), Some(start));
-        assert_eq!(map.find(&thread, start + LENGTH), None);
+        assert_eq!(map.find_record(&thread, start + LENGTH - 1), Some(start));
+        assert_eq!(map.find_record(&thread, start + LENGTH), None);
+        assert_ne!(map.find(&thread, start + LENGTH - 1), 0);
+        assert_eq!(map.find(&thread, start + LENGTH), 0);
         assert_eq!(map.search(&thread, 4 << 12), Some(areas.start(1023) + LENGTH));
         assert_eq!(map.search(&thread, 3 << 12), Some(areas.start(0) + LENGTH));
     }

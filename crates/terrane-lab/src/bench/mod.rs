@@ -9,8 +9,10 @@ mod mapped;
 mod memory;
 mod populate;
 mod rig;
+mod scale;
 
 use crate::measure::Experiment;
 
 /// Every benchmark, in the order in which they run.
-pub static ALL: &[&Experiment] = &[&index::BENCH, &fault::BENCH, &map::BENCH, &populate::BENCH, &fork::BENCH];
+pub static ALL: &[&Experiment] =
+    &[&index::BENCH, &fault::BENCH, &map::BENCH, &populate::BENCH, &fork::BENCH, &scale::BENCH];

@@ -86,11 +86,20 @@ impl Crew {
             {
                 return Ok(crew);
             }
-            let crew = Arc::new(Self::fresh(2 * memory, cpus)?);
-            crew.use_memory()?;
+            let crew = Arc::new(Self::used(2 * memory, cpus)?);
             *last = (memory, cpus, Arc::downgrade(&crew));
             Ok(crew)
         })
+    }
+
+    /// A machine of `memory` bytes, all of which has been used once.
+    ///
+    /// # Errors
+    /// [`Failure::Request`] if the system does not have that.
+    pub fn used(memory: u64, cpus: usize) -> Result<Self, Failure> {
+        let crew = Self::fresh(memory, cpus)?;
+        crew.use_memory()?;
+        Ok(crew)
     }
 
     /// Makes all processors run `space`.

@@ -4,7 +4,7 @@ mod ebizzy;
 mod files;
 mod gaps;
 mod heap;
-mod hosted;
+pub mod hosted;
 mod multi_fault;
 mod populate;
 mod processes;

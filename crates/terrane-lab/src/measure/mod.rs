@@ -9,6 +9,7 @@ pub mod host;
 pub mod plan;
 pub mod progress;
 pub mod random;
+pub mod rate;
 pub mod stats;
 pub mod threads;
 pub mod timing;

@@ -3,7 +3,7 @@
 use super::Context;
 use super::stats::Summary;
 use crate::failure::Failure;
-use crate::report::{self, Counters, Ratio, Role, Row};
+use crate::report::{self, Asked, Counters, Ratio, Role, Row};
 use std::time::Duration;
 
 /// The part of a sample's time that a case runs before the first sample, to warm up; what it measures then is
@@ -126,7 +126,12 @@ impl<'a> Plan<'a> {
         let total = self.cases.len();
         context.progress.steps(total * (context.runs + 1));
         let sample_time = context.time.div_f64(context.runs as f64 + WARM_UP);
-        let mut results = Results { cases: Vec::with_capacity(total), ratios: Vec::new(), notes: Vec::new() };
+        let mut results = Results {
+            cases: Vec::with_capacity(total),
+            ratios: Vec::new(),
+            notes: Vec::new(),
+            missing: Vec::new(),
+        };
         let mut cases = self.cases.into_iter().enumerate().peekable();
         for end in self.groups.into_iter().chain([total]) {
             let mut group = Vec::new();
@@ -144,7 +149,7 @@ fn measure_ready<'a>(case: Case<'a>, results: &mut Results) -> Result<Option<Run
     let runner = match (case.set_up)() {
         Ok(runner) => Some(runner),
         Err(Failure::Unsupported(why)) => {
-            results.notes.push(format!("{} is left out of “{}”: {why}.", case.variant, case.metrics[0].0));
+            results.leave_out(&case.variant, &case.metrics[0].0, why);
             None
         }
         Err(failure) => return Err(failure),
@@ -156,7 +161,7 @@ fn measure_ready<'a>(case: Case<'a>, results: &mut Results) -> Result<Option<Run
         series: case
             .metrics
             .into_iter()
-            .map(|(metric, unit)| Series { metric, unit, samples: Vec::new() })
+            .map(|(metric, unit)| Series { metric, unit, samples: Vec::new(), at_most: None })
             .collect(),
         counters: Counters::default(),
     });
@@ -192,6 +197,7 @@ struct Series {
     metric: String,
     unit: &'static str,
     samples: Vec<f64>,
+    at_most: Option<f64>,
 }
 
 /// A measured case.
@@ -217,9 +223,38 @@ pub struct Results {
     cases: Vec<Measured>,
     ratios: Vec<Ratio>,
     notes: Vec<String>,
+    missing: Vec<Missing>,
+}
+
+/// A variant that this machine cannot run.
+struct Missing {
+    variant: String,
+    why: String,
+    metrics: Vec<String>,
+}
+
+impl Missing {
+    fn note(&self) -> String {
+        let others = match self.metrics.len() - 1 {
+            0 => String::new(),
+            1 => " and one other".to_owned(),
+            n => format!(" and {n} others"),
+        };
+        format!("{} is left out of “{}”{others}: {}.", self.variant, self.metrics[0], self.why)
+    }
 }
 
 impl Results {
+    /// Says that `variant` could not be measured.
+    fn leave_out(&mut self, variant: &str, metric: &str, why: String) {
+        let metric = metric.to_owned();
+        match self.missing.iter_mut().find(|missing| missing.variant == variant && missing.why == why) {
+            Some(missing) if missing.metrics.contains(&metric) => {}
+            Some(missing) => missing.metrics.push(metric),
+            None => self.missing.push(Missing { variant: variant.to_owned(), why, metrics: vec![metric] }),
+        }
+    }
+
     /// The samples of a metric.
     fn samples(&self, pick: Pick) -> &[f64] {
         self.cases
@@ -257,16 +292,66 @@ impl Results {
         under: impl Into<Pick>,
         published: Option<f64>,
     ) {
-        let ratios = self.by_round(&[over.into(), under.into()], |v| factor * v[0] / v[1]);
+        self.push_ratio(name, factor, over.into(), under.into(), published, None);
+    }
+
+    /// The same, with what is asked of it.
+    pub fn asked(
+        &mut self,
+        name: impl Into<String>,
+        factor: f64,
+        over: impl Into<Pick>,
+        under: impl Into<Pick>,
+        asked: Asked,
+    ) {
+        self.push_ratio(name, factor, over.into(), under.into(), None, Some(asked));
+    }
+
+    fn push_ratio(
+        &mut self,
+        name: impl Into<String>,
+        factor: f64,
+        over: Pick,
+        under: Pick,
+        published: Option<f64>,
+        asked: Option<Asked>,
+    ) {
+        let ratios = self.by_round(&[over, under], |v| factor * v[0] / v[1]);
         if let Some(summary) = Summary::of(&ratios) {
-            self.ratios.push(Ratio { name: name.into(), value: summary.median, published });
+            let (at_least, at_most) = match asked {
+                Some(Asked::AtLeast(least)) => (Some(least), None),
+                Some(Asked::AtMost(most)) => (None, Some(most)),
+                None => (None, None),
+            };
+            self.ratios.push(Ratio {
+                name: name.into(),
+                value: summary.median,
+                published,
+                at_least,
+                at_most,
+            });
         }
     }
 
     /// Adds the ratio of the largest sample of a metric to the smallest: how steady it is from run to run.
     pub fn spread(&mut self, name: impl Into<String>, pick: impl Into<Pick>, published: Option<f64>) {
         if let Some(summary) = Summary::of(self.samples(pick.into())) {
-            self.ratios.push(Ratio { name: name.into(), value: summary.max / summary.min, published });
+            self.ratios.push(Ratio {
+                name: name.into(),
+                value: summary.max / summary.min,
+                published,
+                at_least: None,
+                at_most: None,
+            });
+        }
+    }
+
+    /// Says that a metric shall be `most` at most.
+    pub fn at_most(&mut self, pick: impl Into<Pick>, most: f64) {
+        let pick = pick.into();
+        let series = self.cases.get_mut(pick.case).and_then(|case| case.series.get_mut(pick.metric));
+        if let Some(series) = series {
+            series.at_most = Some(most);
         }
     }
 
@@ -279,15 +364,16 @@ impl Results {
         metric: (&str, &'static str),
         picks: &[Pick],
         f: impl Fn(&[f64]) -> f64,
-    ) {
+    ) -> CaseId {
         let samples = self.by_round(picks, f);
         self.cases.push(Measured {
             role,
             variant: variant.to_owned(),
             threads,
-            series: vec![Series { metric: metric.0.to_owned(), unit: metric.1, samples }],
+            series: vec![Series { metric: metric.0.to_owned(), unit: metric.1, samples, at_most: None }],
             counters: Counters::default(),
         });
+        CaseId(self.cases.len() - 1)
     }
 
     /// Adds a sentence to the report's note.
@@ -316,6 +402,7 @@ impl Results {
                     median: summary.median,
                     min: summary.min,
                     max: summary.max,
+                    at_most: series.at_most,
                     role: case.role,
                 };
                 rows.push((row, place));
@@ -330,12 +417,14 @@ impl Results {
             title: context.experiment.title.to_owned(),
             source: context.experiment.source.to_owned(),
             note: std::iter::once(context.experiment.about.to_owned())
+                .chain(self.missing.iter().map(Missing::note))
                 .chain(self.notes)
                 .collect::<Vec<_>>()
                 .join(" "),
             rows: rows.into_iter().map(|(row, _)| row).collect(),
             ratios: self.ratios,
             counters,
+            scaling: false,
         }
     }
 }
@@ -431,10 +520,16 @@ mod tests {
         let b = plan.case(series(Role::Terrane, "b", "m", &[200.0, 300.0, 450.0]));
         let mut results = with_context(3, |context| plan.run(context)).unwrap();
         results.ratio("b / a", 1.0, b, a, Some(2.5));
+        results.asked("b / a", 1.0, b, a, Asked::AtMost(1.5));
+        results.at_most(b, 7.0);
         results.derive(Role::Terrane, "b over a", 1, ("d", "ns"), &[a.into(), b.into()], |v| v[1] - v[0]);
         assert_eq!(results.lowest(&[b, a]), Some(a.into()));
         let report = with_context(3, |context| results.report(context));
-        assert_eq!(report.ratios, [Ratio { name: "b / a".into(), value: 2.0, published: Some(2.5) }]);
+        let ratio =
+            Ratio { name: "b / a".into(), value: 2.0, published: Some(2.5), at_least: None, at_most: None };
+        let asked = Ratio { published: None, at_most: Some(1.5), ..ratio.clone() };
+        assert_eq!(report.ratios, [ratio, asked]);
+        assert_eq!(report.rows.iter().map(|row| row.at_most).collect::<Vec<_>>(), [None, Some(7.0), None]);
         assert_eq!(report.rows.len(), 3);
         assert_eq!((report.rows[2].median, report.rows[2].min, report.rows[2].max), (150.0, 100.0, 225.0));
         assert_eq!(report.counters.get("a").and_then(|counters| counters.get("pgfault")), Some(&6));

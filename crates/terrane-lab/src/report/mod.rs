@@ -58,6 +58,23 @@ pub struct Experiment {
     pub ratios: Vec<Ratio>,
     /// What was counted, for each variant that counts.
     pub counters: Ordered<Counters>,
+    /// Whether it is about how rates grow with threads: its tables then have a column for each number of threads, and
+    /// its picture has curves.
+    #[serde(skip)]
+    pub scaling: bool,
+}
+
+impl Experiment {
+    /// The name of the ratio of the rate of `threads` threads to that of one, for rows of `metric` and `variant`.
+    pub fn scaling_name(metric: &str, variant: &str, threads: usize) -> String {
+        format!("{metric}, {variant}: {threads} threads / 1")
+    }
+
+    /// That ratio, if it was worked out.
+    pub fn scaling_of(&self, metric: &str, variant: &str, threads: usize) -> Option<&Ratio> {
+        let name = Self::scaling_name(metric, variant, threads);
+        self.ratios.iter().find(|ratio| ratio.name == name)
+    }
 }
 
 /// One figure: a metric of a variant.
@@ -77,6 +94,8 @@ pub struct Row {
     pub min: f64,
     /// The largest sample.
     pub max: f64,
+    /// What the median shall be at most, if something is asked of it.
+    pub at_most: Option<f64>,
     /// Which colour it has in a picture.
     #[serde(skip)]
     pub role: Role,
@@ -91,6 +110,43 @@ pub struct Ratio {
     pub value: f64,
     /// The figure published in the source, if it gives one.
     pub published: Option<f64>,
+    /// What it shall be at least, if that is asked.
+    pub at_least: Option<f64>,
+    /// What it shall be at most, if that is asked.
+    pub at_most: Option<f64>,
+}
+
+/// What is asked of a figure.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Asked {
+    /// No less.
+    AtLeast(f64),
+    /// No more.
+    AtMost(f64),
+}
+
+impl Asked {
+    /// Whether `value` will do.
+    pub fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+impl Row {
+    /// What is asked of it.
+    pub fn asked(&self) -> Option<Asked> {
+        self.at_most.map(Asked::AtMost)
+    }
+}
+
+impl Ratio {
+    /// What is asked of it.
+    pub fn asked(&self) -> Option<Asked> {
+        self.at_least.map(Asked::AtLeast).or(self.at_most.map(Asked::AtMost))
+    }
 }
 
 /// What a variant stands for.
@@ -229,6 +285,7 @@ pub fn sample() -> Report {
         median,
         min: median * 0.9,
         max: median * 1.07,
+        at_most: (unit == "ns").then_some(20.0),
         role,
     };
     Report {
@@ -259,11 +316,15 @@ pub fn sample() -> Report {
                     name: "speculative / classic, separate areas".into(),
                     value: 2.992,
                     published: Some(2.06),
+                    at_least: Some(1.9),
+                    at_most: None,
                 },
                 Ratio {
                     name: "speculative / classic, beside a churner".into(),
                     value: 38.1,
                     published: None,
+                    at_least: None,
+                    at_most: Some(1.1),
                 },
             ],
             counters: {
@@ -276,6 +337,7 @@ pub fn sample() -> Report {
                 ]);
                 counters
             },
+            scaling: false,
         }],
     }
 }

@@ -1,6 +1,8 @@
 //! Reports as pictures: one SVG for each experiment, horizontal bars with whiskers from the smallest to the largest sample.
 
-use super::table::{number, times, wrap};
+mod curves;
+
+use super::table::{asked, number, times, unshown, wrap};
 use super::{Better, Experiment, Ratio, Report, Role, Row};
 use crate::failure::{Failure, one_line};
 use plotters::backend::SVGBackend;
@@ -118,7 +120,11 @@ impl Panel<'_> {
 /// The rows of `experiment`, those of one metric together.
 fn panels(experiment: &Experiment) -> Vec<Panel<'_>> {
     let mut panels: Vec<Panel<'_>> = Vec::new();
-    for row in &experiment.rows {
+    // Where curves are drawn, rates without one are for the tables.
+    let drawn = |row: &&Row| {
+        !experiment.scaling || !curves::shows(experiment, row) && Better::of(&row.unit) == Some(Better::Less)
+    };
+    for row in experiment.rows.iter().filter(drawn) {
         match panels.iter_mut().find(|panel| panel.metric == row.metric && panel.unit == row.unit) {
             Some(panel) => panel.rows.push(row),
             None => panels.push(Panel { metric: &row.metric, unit: &row.unit, rows: vec![row] }),
@@ -131,22 +137,27 @@ fn panels(experiment: &Experiment) -> Vec<Panel<'_>> {
 fn svg(report: &Report, experiment: &Experiment) -> Result<String, Failure> {
     let panels = panels(experiment);
     let note = wrap(&experiment.note, 128);
-    let ratios = if experiment.ratios.is_empty() { 0 } else { 34 + experiment.ratios.len() as i32 * 26 };
+    let listed = unshown(experiment);
+    let ratios = if listed.is_empty() { 0 } else { 34 + listed.len() as i32 * 26 };
     let head = 136 + note.len() as i32 * 18;
-    let height = head + panels.iter().map(Panel::height).sum::<i32>() + ratios + 30;
+    let curves = curves::of(experiment);
+    let height = head + curves::height(&curves) + panels.iter().map(Panel::height).sum::<i32>() + ratios + 30;
     let mut image = String::new();
     {
         let root = SVGBackend::with_string(&mut image, (WIDTH as u32, height as u32)).into_drawing_area();
         let page = Page { root: &root };
         root.fill(&WHITE).map_err(broken)?;
         let mut y = page.head(report, experiment, &note)?;
-        let label = label_width(experiment);
+        page.curves(&curves, y)?;
+        y += curves::height(&curves);
+        let label = label_width(panels.iter().flat_map(|panel| panel.rows.iter().copied()));
+        let threads = panels.iter().any(|panel| panel.rows.iter().any(|row| row.threads != 1));
         for panel in &panels {
-            page.panel(panel, label, experiment.rows.iter().any(|row| row.threads != 1), y)?;
+            page.panel(panel, label, threads, y)?;
             y += panel.height();
         }
-        if !experiment.ratios.is_empty() {
-            page.ratios(&experiment.ratios, y)?;
+        if !listed.is_empty() {
+            page.ratios(&listed, y)?;
         }
         page.foot(report, height)?;
         root.present().map_err(broken)?;
@@ -169,9 +180,9 @@ fn label(row: &Row, threads: bool) -> String {
 
 /// The width of the column of labels, in pixels. An SVG is laid out by whoever shows it, with fonts of its own,
 /// so this can only be an estimate: a generous one.
-fn label_width(experiment: &Experiment) -> i32 {
-    let threads = experiment.rows.iter().any(|row| row.threads != 1);
-    let longest = experiment.rows.iter().map(|row| label(row, threads).chars().count()).max().unwrap_or(0);
+fn label_width<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> i32 {
+    let threads = rows.clone().any(|row| row.threads != 1);
+    let longest = rows.map(|row| label(row, threads).chars().count()).max().unwrap_or(0);
     (longest as i32 * 15 / 2 + 8).clamp(*LABEL.start(), *LABEL.end())
 }
 
@@ -219,7 +230,12 @@ impl Page<'_, '_> {
                 x += 34 + role.legend().len() as i32 * 8;
             }
         }
-        self.text("bar: median · whisker: min to max", (WIDTH - MARGIN, y), HPos::Right, SMALL)?;
+        let key = if experiment.scaling {
+            "rate against one thread's · dashed line: as many times as threads"
+        } else {
+            "bar: median · whisker: min to max"
+        };
+        self.text(key, (WIDTH - MARGIN, y), HPos::Right, SMALL)?;
         Ok(y + 34)
     }
 
@@ -268,12 +284,17 @@ impl Page<'_, '_> {
         self.line((left, top + LINE - BAR / 2 - 3), (left, foot), RULE)
     }
 
-    fn ratios(&self, ratios: &[Ratio], top: i32) -> Result<(), Failure> {
+    fn ratios(&self, ratios: &[&Ratio], top: i32) -> Result<(), Failure> {
         self.line((MARGIN, top - 16), (WIDTH - MARGIN, top - 16), RULE)?;
         self.text("Ratios", (MARGIN, top), HPos::Left, HEADING)?;
         let any_published = ratios.iter().any(|ratio| ratio.published.is_some());
-        let (here, published) = (WIDTH - MARGIN - if any_published { 110 } else { 0 }, WIDTH - MARGIN);
+        let any_asked = ratios.iter().any(|ratio| ratio.asked().is_some());
+        let published = WIDTH - MARGIN - if any_asked { 150 } else { 0 };
+        let here = published - if any_published { 110 } else { 0 };
         self.text("here", (here, top), HPos::Right, ASIDE)?;
+        if any_asked {
+            self.text("asked", (WIDTH - MARGIN, top), HPos::Right, ASIDE)?;
+        }
         if any_published {
             self.text("published", (published, top), HPos::Right, ASIDE)?;
         }
@@ -284,6 +305,10 @@ impl Page<'_, '_> {
             self.text(&times(ratio.value), (here, y), HPos::Right, RATIO)?;
             if let Some(figure) = ratio.published {
                 self.text(&times(figure), (published, y), HPos::Right, ASIDE)?;
+            }
+            if let Some(what) = ratio.asked() {
+                let words = asked(Some(what), ratio.value, times);
+                self.text(&words, (WIDTH - MARGIN, y), HPos::Right, ASIDE)?;
             }
             y += 26;
         }

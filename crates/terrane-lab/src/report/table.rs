@@ -1,6 +1,6 @@
 //! Reports as text for a terminal.
 
-use super::{Better, Counters, Experiment, Report};
+use super::{Asked, Better, Counters, Experiment, Ratio, Report, Row};
 use std::fmt::Write;
 
 /// What stands above the tables: where and with what it was measured.
@@ -24,56 +24,143 @@ pub fn experiment(experiment: &Experiment) -> String {
     for line in wrap(&experiment.note, 100) {
         let _ = writeln!(text, "{line}");
     }
-    rows(&mut text, experiment);
-    ratios(&mut text, experiment);
+    if experiment.scaling {
+        scaling(&mut text, experiment);
+    } else {
+        rows(&mut text, &experiment.rows);
+    }
+    ratios(&mut text, &unshown(experiment));
     for (variant, counters) in experiment.counters.iter() {
         self::counters(&mut text, variant, counters);
     }
     text
 }
 
-fn rows(text: &mut String, experiment: &Experiment) {
-    if experiment.rows.is_empty() {
+fn rows(text: &mut String, rows: &[Row]) {
+    if rows.is_empty() {
         return;
     }
+    let any_asked = rows.iter().any(|row| row.asked().is_some());
     let mut lines: Vec<Line> = Vec::new();
     let mut metric = None;
-    for row in &experiment.rows {
+    for row in rows {
         if metric != Some((&row.metric, &row.unit)) {
             metric = Some((&row.metric, &row.unit));
-            let better =
-                Better::of(&row.unit).map_or(String::new(), |better| format!(", {}", better.words()));
-            lines.push(Line::Heading(format!("{} [{}{better}]", row.metric, row.unit)));
+            lines.push(heading(row));
         }
-        let cells = vec![
+        let mut cells = vec![
             row.variant.clone(),
             row.threads.to_string(),
             number(row.median),
             number(row.min),
             number(row.max),
         ];
+        if any_asked {
+            cells.push(asked(row.asked(), row.median, number));
+        }
         lines.push(Line::Cells(cells));
     }
-    table(text, &["", "threads", "median", "min", "max"], &lines);
+    let columns = ["", "threads", "median", "min", "max", "asked"];
+    table(text, &columns[..5 + usize::from(any_asked)], &lines);
 }
 
-fn ratios(text: &mut String, experiment: &Experiment) {
-    if experiment.ratios.is_empty() {
+fn heading(row: &Row) -> Line {
+    let better = Better::of(&row.unit).map_or(String::new(), |better| format!(", {}", better.words()));
+    Line::Heading(format!("{} [{}{better}]", row.metric, row.unit))
+}
+
+/// What is asked of a figure, and whether it is so.
+pub fn asked(asked: Option<Asked>, value: f64, show: impl Fn(f64) -> String) -> String {
+    let Some(asked) = asked else { return "–".to_owned() };
+    let met = if asked.is_met(value) { "met" } else { "missed" };
+    match asked {
+        Asked::AtLeast(least) => format!("≥ {} {met}", show(least)),
+        Asked::AtMost(most) => format!("≤ {} {met}", show(most)),
+    }
+}
+
+/// A line for each metric and variant, with a column for each number of threads, and one for its ratio to one thread.
+fn scaling(text: &mut String, experiment: &Experiment) {
+    let mut threads: Vec<usize> = experiment.rows.iter().map(|row| row.threads).collect();
+    threads.sort_unstable();
+    threads.dedup();
+    let any_asked = experiment.rows.iter().any(|row| row.asked().is_some())
+        || experiment.ratios.iter().any(|ratio| ratio.asked().is_some());
+    let mut lines: Vec<Line> = Vec::new();
+    let mut metric = None;
+    for (number_of, row) in experiment.rows.iter().enumerate() {
+        if metric != Some((&row.metric, &row.unit)) {
+            metric = Some((&row.metric, &row.unit));
+            lines.push(heading(row));
+        }
+        let same = |other: &&Row| {
+            (&other.metric, &other.unit, &other.variant) == (&row.metric, &row.unit, &row.variant)
+        };
+        if experiment.rows[..number_of].iter().any(|other| same(&other)) {
+            continue;
+        }
+        let of = |threads: usize| experiment.rows.iter().filter(same).find(|row| row.threads == threads);
+        let mut cells = vec![row.variant.clone()];
+        cells.extend(threads.iter().map(|&n| of(n).map_or("–".to_owned(), |row| number(row.median))));
+        let ratios: Vec<Option<&Ratio>> = threads
+            .iter()
+            .filter(|&&n| n > 1)
+            .map(|&n| experiment.scaling_of(&row.metric, &row.variant, n))
+            .collect();
+        cells.extend(ratios.iter().map(|ratio| ratio.map_or("–".to_owned(), |ratio| times(ratio.value))));
+        if any_asked {
+            let of_ratio = ratios.iter().flatten().find(|ratio| ratio.asked().is_some());
+            cells.push(match of_ratio {
+                Some(ratio) => asked(ratio.asked(), ratio.value, times),
+                None => asked(row.asked(), row.median, number),
+            });
+        }
+        lines.push(Line::Cells(cells));
+    }
+    let columns: Vec<String> = std::iter::once(String::new())
+        .chain(threads.iter().map(|n| if *n == 1 { "1 thread".to_owned() } else { format!("{n} threads") }))
+        .chain(threads.iter().filter(|&&n| n > 1).map(|n| format!("{n} : 1")))
+        .chain(any_asked.then(|| "asked".to_owned()))
+        .collect();
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    table(text, &columns, &lines);
+}
+
+/// The ratios that no other table shows.
+pub fn unshown(experiment: &Experiment) -> Vec<&Ratio> {
+    let shown = |ratio: &&Ratio| {
+        experiment.scaling
+            && experiment
+                .rows
+                .iter()
+                .any(|row| Experiment::scaling_name(&row.metric, &row.variant, row.threads) == ratio.name)
+    };
+    experiment.ratios.iter().filter(|ratio| !shown(ratio)).collect()
+}
+
+fn ratios(text: &mut String, ratios: &[&Ratio]) {
+    if ratios.is_empty() {
         return;
     }
-    let published = experiment.ratios.iter().any(|ratio| ratio.published.is_some());
-    let lines: Vec<Line> = experiment
-        .ratios
+    let published = ratios.iter().any(|ratio| ratio.published.is_some());
+    let any_asked = ratios.iter().any(|ratio| ratio.asked().is_some());
+    let lines: Vec<Line> = ratios
         .iter()
         .map(|r| {
             let mut cells = vec![r.name.clone(), times(r.value)];
             if published {
                 cells.push(r.published.map_or("–".to_owned(), times));
             }
+            if any_asked {
+                cells.push(asked(r.asked(), r.value, times));
+            }
             Line::Cells(cells)
         })
         .collect();
-    table(text, if published { &["ratio", "here", "published"] } else { &["ratio", "here"] }, &lines);
+    let mut columns = vec!["ratio", "here"];
+    columns.extend(published.then_some("published"));
+    columns.extend(any_asked.then_some("asked"));
+    table(text, &columns, &lines);
 }
 
 /// In the manner of `perf stat`: the number, the name, and where faults are counted how many of each a fault.
@@ -267,5 +354,24 @@ mod tests {
             "{ends:?} in\n{text}"
         );
         assert!(head(&report).contains("2 × A processor · 8 GiB · Linux 6.18.0"));
+    }
+
+    #[test]
+    fn a_table_of_scaling_has_a_column_for_each_number_of_threads() {
+        let mut experiment = sample().experiments.remove(0);
+        experiment.scaling = true;
+        let mut one = experiment.rows[1].clone();
+        (one.threads, one.median) = (1, 7_000_000.0);
+        let name = Experiment::scaling_name(&one.metric, &one.variant, 2);
+        experiment.rows.insert(1, one);
+        (experiment.ratios[0].name, experiment.ratios[0].value) = (name.clone(), 1.85);
+        let text = super::experiment(&experiment);
+        let line = text.lines().find(|line| line.contains("12,905,113")).unwrap();
+        for part in ["speculative", "7,000,000", "1.85x", "≥ 1.90x missed"] {
+            assert!(line.contains(part), "{part} is missing in\n{text}");
+        }
+        assert!(text.contains("1 thread  2 threads") || text.contains("1 thread   2 threads"), "{text}");
+        assert!(!text.contains(&name), "shown once");
+        assert!(text.contains("38.1x") && text.contains("≤ 1.10x missed"), "{text}");
     }
 }

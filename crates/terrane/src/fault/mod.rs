@@ -16,11 +16,15 @@
 //!
 //! # The locked path
 //!
-//! The same steps, with the layout lock held for reading from before step 1 to behind step 7, so that step 6 cannot
-//! fail. It is the whole of [`Locking::Classic`], and where the speculative path goes when it gives up. What
+//! The same steps, with the page's range held (shared) from before step 1 to behind step 7: no call changes what is mapped
+//! there meanwhile, so step 6 is not needed. A call about other addresses is not waited for, though it may divide or merge
+//! the record of the VMA at any time: the lookup is exact all the same, the attributes are read by the counter, and an anon_vma
+//! that passes to another record stays alive. The locked path is where the speculative path goes when it gives up. What
 //! the speculative path cannot resolve it never decides: an address without a VMA, a forbidden access or a page
-//! beyond the end of its file are errors only when the locked path says so. The locked path always makes
-//! progress: layout changes are excluded, and an entry that is busy is another fault's, nanoseconds from its end.
+//! beyond the end of its file are errors only when the locked path says so. It always makes progress: changes of its page are
+//! excluded, changes next door and entries that are busy are nanoseconds from their end.
+//!
+//! Under [`Locking::Classic`] every fault goes this way, with the lock of the whole space.
 //!
 //! # Waiting
 //!
@@ -39,7 +43,7 @@ mod private;
 
 pub(crate) use populate::populate;
 
-use crate::addr::{Frame, page_floor};
+use crate::addr::{AddrRange, Frame, PAGE_SIZE, page_floor};
 use crate::error::FaultError;
 use crate::frame::Ram;
 use crate::host::Host;
@@ -68,7 +72,7 @@ pub(crate) struct Attempt<'a, H: Host> {
     pub(crate) ram: Ram<'a, H>,
     pub(crate) vma: &'a Vma<H>,
     pub(crate) seen: Snapshot,
-    /// The counter's value for a speculative attempt; `None` when the layout lock is held.
+    /// The counter's value for a speculative attempt; `None` when the page's range is held.
     pub(crate) seq: Option<u32>,
 }
 
@@ -129,6 +133,8 @@ pub(crate) fn fault<H: Host>(
 pub(crate) struct Course<'a, H: Host> {
     mm: &'a Mm<H>,
     addr: u64,
+    /// The end of what an attempt may fill in.
+    end: u64,
     speculative: bool,
     /// Counted as a fault; batches of populate are not.
     counted: bool,
@@ -144,6 +150,7 @@ impl<'a, H: Host> Course<'a, H> {
         Self {
             mm,
             addr,
+            end: addr + PAGE_SIZE,
             speculative: mm.locking == Locking::Speculative,
             counted: true,
             first: true,
@@ -154,9 +161,9 @@ impl<'a, H: Host> Course<'a, H> {
         }
     }
 
-    /// The course of a batch: the same, but not counted as a fault.
-    pub(crate) fn quiet(mm: &'a Mm<H>, addr: u64) -> Self {
-        Self { counted: false, first: false, ..Self::new(mm, addr) }
+    /// The course of a batch up to `end`: the same, but not counted as a fault.
+    pub(crate) fn quiet(mm: &'a Mm<H>, addr: u64, end: u64) -> Self {
+        Self { counted: false, first: false, end, ..Self::new(mm, addr) }
     }
 
     /// Makes one attempt: finds the VMA, the way of the moment, and calls `act`.
@@ -203,15 +210,15 @@ impl<'a, H: Host> Course<'a, H> {
         act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
     ) -> Result<R, Stop<H>> {
         let mm = self.mm;
-        let _layout = mm.layout.read();
+        let _steady = mm.share(cpu, AddrRange::new(self.addr, self.end));
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
         if self.first {
             self.first = false;
             ram.event(Counter::PgFault, self.addr);
         }
-        let vma = mm.index.find(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
-        act(&Attempt { mm, ram, vma, seen: vma.snapshot(), seq: None })
+        let (vma, seen) = mm.vma_at(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
+        act(&Attempt { mm, ram, vma, seen, seq: None })
     }
 
     /// What to do about `stop` before the next attempt: wait, read, find memory, change to the locked path.
@@ -238,7 +245,7 @@ impl<'a, H: Host> Course<'a, H> {
                     let pin = cpu.pin();
                     machine.ram(&pin).event(Counter::PgMajFault, self.addr);
                 }
-                let random = self.mm.fault_around <= crate::addr::PAGE_SIZE;
+                let random = self.mm.fault_around <= PAGE_SIZE;
                 match object.read_in(cpu, index, !random) {
                     Ok(()) => {}
                     Err(FaultError::OutOfMemory) => self.find_memory(cpu)?,

@@ -3,7 +3,7 @@
 //! A batch is what one attempt does: up to a page table's span in one VMA, found once, walked once. Files are mapped by
 //! [`file::map_batch`], private memory page by page into the same table; what is not simple (a page to be read, a
 //! page to be copied) is done as a single fault within the attempt. Nobody is excluded: an attempt is speculative
-//! where faults are, and holds the layout lock for reading, once for the batch, where they are not.
+//! where faults are, and holds the batch's range, shared, where they are not.
 
 use super::{Attempt, Course, Stop, file, handler};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
@@ -33,9 +33,9 @@ pub(crate) fn populate<H: Host>(
 ) -> Result<(), (u64, FaultError)> {
     let mut at = range.start;
     while at < range.end {
-        let mut course = Course::quiet(mm, at);
+        let end = range.end.min((at & !(TABLE_SPAN - 1)).saturating_add(TABLE_SPAN));
+        let mut course = Course::quiet(mm, at, end);
         at = loop {
-            let end = range.end.min((at & !(TABLE_SPAN - 1)).saturating_add(TABLE_SPAN));
             match course.attempt(cpu, |attempt| batch(attempt, at, end, access)) {
                 Ok(next) => break next,
                 Err(stop) => course.recover(cpu, stop).map_err(|error| (at, error))?,

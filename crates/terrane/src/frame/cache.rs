@@ -9,13 +9,18 @@ use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use crossbeam_utils::CachePadded;
 
 /// Frames that move between a cache and the pool at a time, at most.
 pub(super) const BATCH: usize = 64;
 
+/// Slots that lie on lines of their own: the caches of two CPUs do not meet at their ends.
+const TOGETHER: usize = 32;
+
 pub(super) struct Cache {
-    /// The frames at `bottom..top`, modulo the length, which is a power of two. Both counts wrap.
-    slots: Box<[AtomicU32]>,
+    /// The frames at `bottom..top`, modulo the capacity, which is a power of two. Both counts wrap.
+    slots: Box<[CachePadded<[AtomicU32; TOGETHER]>]>,
+    capacity: u32,
     top: AtomicU32,
     bottom: AtomicU32,
 }
@@ -25,26 +30,33 @@ impl Cache {
     pub(super) fn try_new(capacity: usize) -> Result<Self, OutOfMemory> {
         debug_assert!(capacity.is_power_of_two());
         let mut slots = Vec::new();
-        slots.try_reserve_exact(capacity).map_err(|_| OutOfMemory)?;
-        slots.extend((0..capacity).map(|_| AtomicU32::new(0)));
-        Ok(Self { slots: slots.into_boxed_slice(), top: AtomicU32::new(0), bottom: AtomicU32::new(0) })
+        let lines = capacity.div_ceil(TOGETHER);
+        slots.try_reserve_exact(lines).map_err(|_| OutOfMemory)?;
+        slots.resize_with(lines, || CachePadded::new([const { AtomicU32::new(0) }; TOGETHER]));
+        Ok(Self {
+            slots: slots.into_boxed_slice(),
+            capacity: u32::try_from(capacity).map_err(|_| OutOfMemory)?,
+            top: AtomicU32::new(0),
+            bottom: AtomicU32::new(0),
+        })
     }
 
     /// Frames to move at a time: a quarter of a small cache.
     pub(super) fn batch(&self) -> usize {
-        (self.slots.len() / 4).clamp(1, BATCH)
+        (self.capacity as usize / 4).clamp(1, BATCH)
     }
 
     /// Frames in it; exact for the owner, and at rest.
     #[inline]
     pub(super) fn len(&self) -> usize {
         // At most the capacity even when the two are read at different moments.
-        (self.top.load(Relaxed).wrapping_sub(self.bottom.load(Relaxed)) as usize).min(self.slots.len())
+        (self.top.load(Relaxed).wrapping_sub(self.bottom.load(Relaxed)) as usize).min(self.capacity as usize)
     }
 
     #[inline]
     fn slot(&self, position: u32) -> &AtomicU32 {
-        &self.slots[position as usize & (self.slots.len() - 1)]
+        let place = (position & (self.capacity - 1)) as usize;
+        &self.slots[place / TOGETHER][place % TOGETHER]
     }
 
     /// Takes the frame that was pushed last.
@@ -64,7 +76,7 @@ impl Cache {
     #[must_use]
     pub(super) fn push(&self, frame: Frame) -> bool {
         let top = self.top.load(Relaxed);
-        if top.wrapping_sub(self.bottom.load(Relaxed)) as usize >= self.slots.len() {
+        if top.wrapping_sub(self.bottom.load(Relaxed)) >= self.capacity {
             return false;
         }
         self.slot(top).store(frame.0, Relaxed);
@@ -83,3 +95,5 @@ impl Cache {
         count
     }
 }
+
+describe!([] Cache { slots, top, bottom });

@@ -247,3 +247,19 @@ impl Frames {
         None
     }
 }
+
+describe!([] CpuFrames { cache, limbo });
+
+#[cfg(terrane_watch)]
+impl crate::names::Describe for Frames {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("cpus", &self.cpus);
+        names.field("pool", &self.pool);
+        let metas = self.metas.as_ptr_range();
+        let item = |frame| alloc::format!("[{frame}]");
+        names.under("metas", |names| {
+            names.array(metas.start.addr()..metas.end.addr(), size_of::<FrameMeta>(), item, FrameMeta::FIELDS);
+        });
+    }
+}

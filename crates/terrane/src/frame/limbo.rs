@@ -138,7 +138,9 @@ impl Frames {
             let meta = self.meta(first);
             let (cpu, grace) = grace(meta, pin.epoch().now());
             let over = grace.epoch.is_none_or(|stamp| pin.epoch().has_passed(stamp));
-            if !over || grace.ticket != Ticket::PASSED && !has_passed(cpu, grace.ticket) {
+            let over = mutant!("limbo_ignores_epoch", over, true);
+            let passed = grace.ticket == Ticket::PASSED || has_passed(cpu, grace.ticket);
+            if !over || mutant!("limbo_ignores_ticket", !passed, false) {
                 break;
             }
             let (mut next, batch) = links(meta);
@@ -203,3 +205,5 @@ impl Frames {
         self.of_all().map(|cpu| cpu.limbo.count.load(Relaxed)).sum()
     }
 }
+
+describe!([] Limbo { head, tail, count });

@@ -247,6 +247,18 @@ impl FrameMeta {
     }
 }
 
+#[cfg(terrane_watch)]
+impl FrameMeta {
+    /// Where the fields are, for the cache-line audit.
+    pub(super) const FIELDS: &[(usize, &str)] = &[
+        (core::mem::offset_of!(Self, flags), ".flags"),
+        (core::mem::offset_of!(Self, references), ".references"),
+        (core::mem::offset_of!(Self, owner), ".owner"),
+        (core::mem::offset_of!(Self, index), ".index"),
+        (core::mem::offset_of!(Self, spare), ".spare"),
+    ];
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

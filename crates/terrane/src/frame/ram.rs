@@ -97,6 +97,11 @@ impl<'a, H: Host> Ram<'a, H> {
     pub fn allocate_zeroed(&self) -> Option<Frame> {
         let frame = self.allocate()?;
         self.zero(frame);
+        // loom's atomics come into being when they are first used: before others see the table.
+        #[cfg(terrane_loom)]
+        for entry in self.table(frame) {
+            entry.load(crate::sync::atomic::Ordering::Relaxed);
+        }
         Some(frame)
     }
 

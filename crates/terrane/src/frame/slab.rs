@@ -21,7 +21,7 @@
 //! and whoever passes a pin of another machine.
 
 use crate::error::OutOfMemory;
-use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::Relaxed, note_write};
 use crate::sync::{Pin, SpinLock};
 use alloc::alloc::{Layout, alloc, dealloc};
 use alloc::boxed::Box;
@@ -258,6 +258,7 @@ impl<T> Slab<T> {
         let mut chain: *mut Node = ptr::null_mut();
         for slot in &cpu.free[..count] {
             let node = slot.load(Relaxed);
+            note_write(node, 1);
             // SAFETY: a free record, ours under the pin, with room for a node.
             unsafe { node.write(Node { next: chain, next_chain: ptr::null_mut() }) };
             chain = node;
@@ -300,6 +301,27 @@ impl<T> Drop for Slab<T> {
         }
     }
 }
+
+#[cfg(terrane_watch)]
+impl<T> crate::names::Describe for Slab<T> {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("cpus", &self.cpus);
+        names.field("global", &self.global);
+        let mut next = self.global.lock().chunks;
+        while let Some(chunk) = NonNull::new(next) {
+            let first = chunk.as_ptr().addr() + LINE;
+            names.under("records", |names| {
+                let item = |record| alloc::format!("[{record}]");
+                names.array(first..first + Self::PER_CHUNK * Self::STRIDE, Self::STRIDE, item, &[]);
+            });
+            // SAFETY: chunks live as long as the slab, and are not unlinked.
+            next = unsafe { chunk.as_ref() }.next;
+        }
+    }
+}
+
+describe!([] CpuSlab { len, live, free });
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,10 @@
-//! The way down: lookups without locks, and the exact queries of those who hold the layout lock.
+//! The way down: lookups, and queries that read one state of each leaf they come to.
 
-use super::node::{Inner, Leaf, Node};
+use super::node::{Held, Inner, Item, Leaf, Node};
 use super::{Entry, Index, MAX_HEIGHT};
 use crate::addr::AddrRange;
 use crate::sync::Pin;
-use crate::sync::atomic::Ordering;
+use crate::sync::atomic::{Ordering, spin_loop};
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::ptr;
@@ -84,15 +84,31 @@ impl<'p, T, const N: usize, const F: usize> Path<'p, T, N, F> {
         }
         false
     }
+}
 
-    /// As [`step`](Self::step), but passes over leaves without entries.
-    pub(super) fn step_to_entry(&mut self, ahead: bool) -> bool {
-        while self.step(ahead) {
-            if self.leaf().len() != 0 {
-                return true;
-            }
-        }
-        false
+/// One state of a leaf, sorted.
+pub(super) struct Snapshot<T, const N: usize> {
+    items: [Item<T>; N],
+    len: usize,
+    /// The span.
+    pub(super) low: u64,
+    pub(super) high: u64,
+}
+
+impl<T, const N: usize> Snapshot<T, N> {
+    /// Of a leaf under [`Leaf::read`] or its lock.
+    #[inline]
+    pub(super) fn of(leaf: &Leaf<T, N>) -> Self {
+        let none = Item { start: 0, end: 0, entry: ptr::null_mut() };
+        let len = leaf.len();
+        let items = core::array::from_fn(|rank| if rank < len { leaf.item(rank) } else { none });
+        Self { items, len, low: leaf.low(), high: leaf.high() }
+    }
+
+    /// The entries, ascending, the sentinel included.
+    #[inline]
+    pub(super) fn items(&self) -> &[Item<T>] {
+        &self.items[..self.len]
     }
 }
 
@@ -109,7 +125,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     }
 
     #[inline]
-    fn leaf_of<'p>(&'p self, _: &'p Pin<'_>, addr: u64) -> &'p Leaf<T, N> {
+    pub(super) fn leaf_of<'p>(&'p self, _: &'p Pin<'_>, addr: u64) -> &'p Leaf<T, N> {
         let (mut node, height) = self.root();
         for _ in 0..height {
             // SAFETY: nodes are unlinked before they are retired, so what is reached from the root under a pin
@@ -119,6 +135,50 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         }
         // SAFETY: as above.
         unsafe { &*node.cast::<Leaf<T, N>>() }
+    }
+
+    /// The leaf to change for `addr`, locked.
+    #[inline]
+    pub(super) fn lock_leaf<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Held<'p, T, N> {
+        loop {
+            let leaf = self.leaf_of(pin, addr).lock();
+            if leaf.is_for(addr) {
+                return leaf;
+            }
+            drop(leaf);
+            spin_loop();
+        }
+    }
+
+    /// The same, and the way there.
+    #[inline(always)]
+    pub(super) fn lock_path<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        addr: u64,
+    ) -> (Path<'p, T, N, F>, Held<'p, T, N>) {
+        loop {
+            let path = self.path(pin, addr);
+            let leaf = path.leaf().lock();
+            if leaf.is_for(addr) {
+                return (path, leaf);
+            }
+            drop(leaf);
+            spin_loop();
+        }
+    }
+
+    /// What `look` makes of one state of the leaf that `addr` is routed to; see [`Leaf::read`]. A leaf that is obsolete
+    /// does as well: it is as it was when its successor was published, and that was during this call.
+    #[inline]
+    pub(super) fn read_at<R>(&self, pin: &Pin<'_>, addr: u64, look: impl Fn(&Leaf<T, N>) -> R) -> R {
+        loop {
+            if let Some(result) = self.leaf_of(pin, addr).read(|leaf| leaf.covers(addr).then(|| look(leaf))) {
+                return result;
+            }
+            // A separator is on its way.
+            spin_loop();
+        }
     }
 
     /// A path that has not gone down yet: every level is to be entered.
@@ -148,12 +208,13 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     /// The entry that contains `addr`.
     ///
-    /// Takes no lock, waits for nobody and writes nothing. O(log n). A hit was an entry of the index at some
-    /// moment of the call, and its own fields said that it contains `addr`; whoever needs more checks the entry
-    /// afterwards. An entry that was in place before the call, and that no writer touched during it, is found.
+    /// Takes no lock, waits for nobody and writes nothing. O(log n). What it returns was an entry of the index at some moment
+    /// of the call, as a rule one that contained `addr` then; the entry itself is not looked at. **Callers check the
+    /// entry**, as faults do by its sequence counter. An entry that was in place before the call, and that no writer
+    /// touched during it, is found.
     ///
     /// **A miss is never proof of absence**: an entry that is being inserted, resized or moved may be missed. Proof
-    /// is a miss under the layout lock.
+    /// is a miss of [`find_exact`](Self::find_exact).
     #[inline]
     pub fn find<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<&'p T> {
         if addr >= self.top.limits.end {
@@ -163,132 +224,134 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             let leaf = self.leaf_of(pin, addr);
             // SAFETY: the slot's key was in place while the pin lasted, so the entry is not yet freed
             // (contract of `Entry`).
-            if let Some(entry) = unsafe { leaf.locate(addr).as_ref() }
-                && (entry.start() <= addr && addr < entry.end())
-            {
+            if let Some(entry) = unsafe { leaf.locate(addr).as_ref() } {
                 return Some(entry);
             }
-            if !leaf.obsolete().load(Ordering::Acquire) {
+            if !leaf.is_obsolete() {
                 break;
             }
         }
         None
     }
 
-    /// The path to the first entry that starts at `bound` or above, and its rank. There is always one: the sentinel.
-    #[inline(always)]
-    pub(super) fn seek<'p>(&'p self, pin: &'p Pin<'_>, bound: u64) -> (Path<'p, T, N, F>, usize) {
-        let mut path = self.path(pin, bound);
-        let mut rank = path.leaf().rank(bound);
-        if rank == path.leaf().len() && path.step_to_entry(true) {
-            rank = 0;
+    /// The entry that contains `addr`, exactly, if the caller keeps changes of `addr` away: it holds that address, shared or
+    /// exclusively. A miss is proof. O(log n). Waits only while the leaf is being changed, and writes nothing as a rule.
+    #[inline]
+    pub fn find_exact<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<&'p T> {
+        if addr >= self.top.limits.end {
+            return None;
         }
-        (path, rank)
+        let entry = self.read_at(pin, addr, |leaf| leaf.locate(addr));
+        // SAFETY: in place under the pin, so not yet freed (contract of `Entry`).
+        unsafe { entry.as_ref() }
     }
 
-    /// As [`seek`](Self::seek), but an entry that contains `addr` comes first.
-    #[inline(always)]
-    fn seek_ending_after<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> (Path<'p, T, N, F>, usize) {
-        let mut path = self.path(pin, addr);
-        let mut rank = path.leaf().rank(addr + 1);
-        if rank > 0 && path.leaf().end(rank - 1) > addr {
-            rank -= 1;
-        } else if rank == path.leaf().len() && path.step_to_entry(true) {
-            rank = 0;
+    /// The highest entry that starts below `bound`, which is at most the end of the limits.
+    pub(super) fn below(&self, pin: &Pin<'_>, bound: u64) -> Option<Item<T>> {
+        let mut at = bound;
+        loop {
+            // From leaf to leaf, downwards: each begins where the one before it ends.
+            let last = at.checked_sub(1)?;
+            let (item, low) = self.read_at(pin, last, |leaf| {
+                (leaf.rank(bound).checked_sub(1).map(|rank| leaf.item(rank)), leaf.low())
+            });
+            if item.is_some() {
+                return item;
+            }
+            at = low;
         }
-        (path, rank)
+    }
+
+    /// The lowest entry that starts at `bound` or above; the sentinel if need be.
+    pub(super) fn above(&self, pin: &Pin<'_>, bound: u64) -> Item<T> {
+        let mut at = bound;
+        loop {
+            let (item, high) = self.read_at(pin, at, |leaf| {
+                let rank = leaf.rank(bound);
+                ((rank < leaf.len()).then(|| leaf.item(rank)), leaf.high())
+            });
+            if let Some(item) = item {
+                return item;
+            }
+            at = high;
+        }
+    }
+
+    /// The entries beside `bound`, as far as the leaf of `at` knows, and the span of that leaf.
+    #[inline]
+    fn around(&self, pin: &Pin<'_>, at: u64, bound: u64) -> ([Option<Item<T>>; 2], AddrRange) {
+        self.read_at(pin, at, |leaf| {
+            let rank = leaf.rank(bound);
+            let below = rank.checked_sub(1).map(|rank| leaf.item(rank));
+            let above = (rank < leaf.len()).then(|| leaf.item(rank));
+            ([below, above], AddrRange { start: leaf.low(), end: leaf.high() })
+        })
     }
 
     #[inline]
-    fn entry_at<'p>(path: &Path<'p, T, N, F>, rank: usize) -> Option<&'p T> {
-        if rank >= path.leaf().len() {
-            return None;
-        }
-        // SAFETY: in place under the pin of the path, so not yet freed (contract of `Entry`).
-        unsafe { path.leaf().entry(rank).as_ref() }
+    fn entry_of<'p>(_: &'p Pin<'_>, item: Option<Item<T>>) -> Option<&'p T> {
+        // SAFETY: it was in place under the pin, so not yet freed (contract of `Entry`).
+        item.and_then(|item| unsafe { item.entry.as_ref() })
     }
 
     /// The lowest entry that ends above `addr`: the one that contains it, or the next one. O(log n).
     ///
-    /// Exact while no writer runs: callers hold the layout lock.
+    /// Exact as far as the caller holds the addresses from `addr` to where the result starts; elsewhere what was there
+    /// at some moment of the call.
     pub fn first_ending_after<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<&'p T> {
         if addr >= self.top.limits.end {
             return None;
         }
-        let (path, rank) = self.seek_ending_after(pin, addr);
-        Self::entry_at(&path, rank)
+        let ([below, above], span) = self.around(pin, addr, addr + 1);
+        let here = below.filter(|item| item.end > addr).or(above);
+        Self::entry_of(pin, Some(here.unwrap_or_else(|| self.above(pin, span.end))))
     }
 
     /// The entries beside `addr`: the highest that starts below it, and the lowest that starts at it or above. One
-    /// descent for both. O(log n).
-    ///
-    /// Exact while no writer runs: callers hold the layout lock.
+    /// descent for both, as a rule. O(log n). Exact as [`first_ending_after`](Self::first_ending_after) is.
     pub fn neighbours<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> (Option<&'p T>, Option<&'p T>) {
         let bound = addr.min(self.top.limits.end);
-        let path = self.path(pin, bound);
-        let rank = path.leaf().rank(bound);
-        let below = if rank > 0 {
-            Self::entry_at(&path, rank - 1)
-        } else {
-            let mut before = path;
-            if before.step_to_entry(false) { Self::entry_at(&before, before.leaf().len() - 1) } else { None }
-        };
-        let above = if rank < path.leaf().len() {
-            Self::entry_at(&path, rank)
-        } else {
-            let mut behind = path;
-            if behind.step_to_entry(true) { Self::entry_at(&behind, 0) } else { None }
-        };
-        (below, above)
+        let ([below, above], span) = self.around(pin, bound, bound);
+        let below = below.or_else(|| self.below(pin, bound));
+        let above = above.unwrap_or_else(|| self.above(pin, span.end));
+        (Self::entry_of(pin, below), Self::entry_of(pin, Some(above)))
     }
 
-    /// The highest entry that starts below `addr`. O(log n).
-    ///
-    /// Exact while no writer runs: callers hold the layout lock.
+    /// The highest entry that starts below `addr`. O(log n). Exact as
+    /// [`first_ending_after`](Self::first_ending_after) is, downwards.
     pub fn last_starting_before<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<&'p T> {
-        let bound = addr.min(self.top.limits.end);
-        let mut path = self.path(pin, bound);
-        let mut rank = path.leaf().rank(bound);
-        if rank == 0 {
-            if !path.step_to_entry(false) {
-                return None;
-            }
-            rank = path.leaf().len();
-        }
-        Self::entry_at(&path, rank - 1)
+        Self::entry_of(pin, self.below(pin, addr.min(self.top.limits.end)))
     }
 
-    /// Calls `visit` for every entry that shares an address with `range`, ascending, until it breaks. O(log n)
-    /// plus the entries visited.
+    /// Calls `visit` for every entry that shares an address with `range`, ascending, until it breaks. O(log n) for every
+    /// leaf on the way, plus the entries visited. Takes no lock.
     ///
-    /// Exact while no writer runs: callers hold the layout lock, and `visit` must not change the index.
+    /// Exact where the caller holds the addresses. Elsewhere each entry that nobody changes meanwhile is seen exactly
+    /// once; of the others, what was there when its leaf was read. `visit` must not change the index.
     pub fn for_each<'p>(
         &'p self,
         pin: &'p Pin<'_>,
         range: AddrRange,
         mut visit: impl FnMut(&'p T) -> ControlFlow<()>,
     ) {
-        if range.is_empty() || range.start >= self.top.limits.end {
-            return;
-        }
-        let (mut path, mut rank) = self.seek_ending_after(pin, range.start);
-        loop {
-            let leaf = path.leaf();
-            while rank < leaf.len() {
-                if leaf.start(rank) >= range.end {
-                    return;
+        let end = range.end.min(self.top.limits.end);
+        let mut at = range.start;
+        while at < end {
+            let seen = self.read_at(pin, at, Snapshot::of);
+            for item in seen.items() {
+                // No entry that stays as it is lies across the border of two leaves: from the second leaf on, one that
+                // starts below was in an earlier leaf and has been seen there.
+                let behind = if at == range.start { item.end > at } else { item.start >= at };
+                if !behind {
+                    continue;
                 }
-                // The sentinel is behind all others.
-                let Some(entry) = Self::entry_at(&path, rank) else { return };
+                let entry = Self::entry_of(pin, Some(*item)).filter(|_| item.start < end);
+                let Some(entry) = entry else { return };
                 if visit(entry).is_break() {
                     return;
                 }
-                rank += 1;
             }
-            if !path.step(true) {
-                return;
-            }
-            rank = 0;
+            at = seen.high;
         }
     }
 }

@@ -1,31 +1,86 @@
 //! Free addresses: the hints that say where they may be, and the search for them.
 //!
-//! The protocol of the hints is in the head of [the index](super). All of this needs the layout lock; a search needs
-//! it for reading only, since searches correct hints with `fetch_min`, which keeps every hint at or above those below
-//! it whichever of two searches comes last.
+//! # What it guarantees
+//!
+//! A hint says of a child of an inner node that no gap that touches the child's span is larger. A gap that reaches over
+//! several spans counts for each of them: so it makes no difference to a hint in which leaf the entries beside a gap lie, and
+//! mapping and unmapping on one side of a gap never takes it from one child to another.
+//!
+//! **A hint is never too low** for a gap whose freeing has returned, not even for a moment. Therefore a search whose caller
+//! holds all the addresses of its request misses nothing: gaps among them change only by the caller, and every level says so.
+//!
+//! # How
+//!
+//! *Freeing.* Under the lock of the leaf, after the change, the hints on the way are looked at. If they are high enough, as a
+//! rule, that was all, and nothing has been written. If not, or if the gap reaches beyond the leaf, [`Index::settle`] comes
+//! after the lock has been given back: full fence, look at the whole gap, raise the hints of all leaves that it touches, on
+//! all levels, from the leaf upwards. Two calls that free both sides of a border at once: the one whose fence is later sees
+//! both changes.
+//!
+//! *Lowering.* A search that finds a hint too high **marks** it (its low bits say by whom), then looks again, at the leaf under
+//! its lock, and then exchanges the marked hint for what it found. Whoever raises a hint, or only looks whether it is high
+//! enough, takes a mark away; then the exchange fails. Either the one who lowers sees the freed addresses, or the one who freed
+//! them sees the mark: inside one leaf because both take the leaf's lock, across leaves by the full fence of `settle`
+//! and the read-modify-write of the mark, between two levels because all of these are sequentially consistent.
+//! Two who lower have different marks.
+//!
+//! *Copying* a node, it is marked obsolete before its hints are read; who raises, or looks, checks that after. If it is
+//! obsolete he starts over from the root. So he raised before the copy was made, or raises in the copy.
+//!
+//! *Taking* addresses writes no hint.
+//!
+//! # Who may break it
+//!
+//! A hint stored without a compare; a raise under a leaf's lock (it may wait for a node that is being copied, by somebody who
+//! waits for that lock); stopping at the first hint that is high enough (another raise may be under way above it).
 
-use super::find::Path;
-use super::node::Leaf;
+use super::find::{Path, Snapshot};
+use super::node::{Held, Leaf, MARK, Node};
 use super::{Direction, Entry, GapRequest, Index};
 use crate::addr::{PAGE_SIZE, page_ceil, page_floor};
-use crate::sync::Pin;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, fence, spin_loop};
+use crate::sync::{CpuId, Pin};
+use core::ptr;
 
 /// What a look into one leaf came to.
 enum Look {
     /// It fits at this address.
     Fit(u64),
-    /// Not here, perhaps further on.
-    On,
+    /// Not here, perhaps further on. The largest gap that touches the span, if all of them were looked at.
+    On(Option<u64>),
     /// Not here, and what lies further on is out of bounds.
     Over,
 }
 
-/// Lowers a hint to `gap` unless it is as low already.
-fn lower(hint: &AtomicU64, gap: u64) {
-    if hint.load(Ordering::Relaxed) > gap {
-        hint.fetch_min(gap, Ordering::Relaxed);
+/// Raises a hint to at least `gap`, and takes a mark away.
+fn raise(hint: &AtomicU64, gap: u64) {
+    let mut seen = hint.load(Ordering::SeqCst);
+    while !is_enough(seen, gap) {
+        let higher = (seen & !MARK).max(gap);
+        match hint.compare_exchange(seen, higher, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) => return,
+            Err(now) => seen = now,
+        }
     }
+}
+
+fn is_enough(hint: u64, gap: u64) -> bool {
+    hint >= gap && mutant!("index-ignore-mark", hint & MARK == 0, true)
+}
+
+/// Lowers a hint to what `look` finds after the hint was marked; `None` leaves it as it is.
+fn lower(hint: &AtomicU64, cpu: CpuId, look: impl FnOnce() -> Option<u64>) {
+    // Beyond some thousand CPUs two could have the same mark.
+    let mark = cpu.index() as u64 + 1;
+    let seen = hint.load(Ordering::SeqCst);
+    if mark > MARK || seen & MARK != 0 {
+        return;
+    }
+    if hint.compare_exchange(seen, seen | mark, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let found = look().map_or(seen, |gap| gap.min(seen));
+    let _ = hint.compare_exchange(seen | mark, found, Ordering::SeqCst, Ordering::Relaxed);
 }
 
 impl GapRequest {
@@ -63,62 +118,128 @@ impl GapRequest {
 }
 
 impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
-    /// The end of the last entry before the one of this rank: where the gap before it begins.
+    /// True when all hints on the way to the leaf allow for the gap around `addr`, and the leaf knows both its ends. Under
+    /// the lock of the leaf.
     #[inline]
-    pub(super) fn end_before(&self, path: &Path<'_, T, N, F>, rank: usize) -> u64 {
-        if rank > 0 {
-            return path.leaf().end(rank - 1);
+    pub(super) fn is_counted(&self, path: &Path<'_, T, N, F>, leaf: &Held<'_, T, N>, addr: u64) -> bool {
+        if !self.top.gaps {
+            return true;
         }
-        let mut path = *path;
-        match path.step_to_entry(false) {
-            true => path.leaf().end(path.leaf().len() - 1),
-            false => self.top.limits.start,
+        // Another leaf, when room had to be made: the path is old then.
+        if !ptr::eq(path.leaf(), &**leaf) {
+            return false;
+        }
+        if path.height() == 0 {
+            return true;
+        }
+        let rank = leaf.rank(addr + 1);
+        if rank == 0 || rank == leaf.len() {
+            return false;
+        }
+        let gap = leaf.start(rank).saturating_sub(leaf.end(rank - 1));
+        (0..path.height()).rev().all(|depth| {
+            let inner = path.inner(depth);
+            is_enough(inner.gap(path.at(depth)).load(Ordering::SeqCst), gap)
+                && mutant!("index-stale-hint", !inner.is_obsolete(), true)
+        })
+    }
+
+    /// Sees to it that all hints allow for the gap around `addr`, which the caller has freed: after the change, with no lock
+    /// of a leaf held.
+    #[cold]
+    pub(super) fn settle(&self, pin: &Pin<'_>, addr: u64) {
+        // Of two who free addresses beside each other, one sees the other's change.
+        mutant!("index-settle-fence", fence(Ordering::SeqCst), ());
+        let bottom = self.below(pin, addr + 1).map_or(self.top.limits.start, |item| item.end);
+        let top = self.above(pin, addr).start;
+        let gap = top.saturating_sub(bottom);
+        let mut at = bottom;
+        while at < top {
+            at = self.raise(pin, at, gap);
         }
     }
 
-    /// Raises the hints for the child taken at every depth below `depth` to at least `gap`.
-    #[inline]
-    pub(super) fn raise(&self, path: &Path<'_, T, N, F>, depth: usize, gap: u64) {
-        for depth in (0..depth).rev() {
-            let hint = path.inner(depth).gap(path.at(depth));
-            if hint.load(Ordering::Relaxed) >= gap {
-                return;
+    /// Raises the hints for the leaf that `at` is routed to, on all levels; returns where the leaf ends.
+    fn raise(&self, pin: &Pin<'_>, at: u64, gap: u64) -> u64 {
+        loop {
+            let path = self.path(pin, at);
+            let raised = (0..path.height()).rev().all(|depth| {
+                let inner = path.inner(depth);
+                raise(inner.gap(path.at(depth)), gap);
+                mutant!("index-raise-obsolete", !inner.is_obsolete(), true)
+            });
+            let high = path.leaf().read(|leaf| leaf.covers(at).then(|| leaf.high()));
+            match high {
+                Some(high) if raised => return high,
+                // A node of the way is being replaced, or a separator moved.
+                _ => spin_loop(),
             }
-            hint.store(gap, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the gap before the entry of this rank, or before the first one behind the leaf, has grown.
-    pub(super) fn gap_grew(&self, path: &Path<'_, T, N, F>, rank: usize) {
-        if !self.top.gaps || path.height() == 0 {
-            return;
-        }
-        let bottom = self.end_before(path, rank);
-        if rank < path.leaf().len() {
-            return self.raise(path, path.height(), path.leaf().start(rank).saturating_sub(bottom));
-        }
-        let mut path = *path;
-        if path.step_to_entry(true) {
-            self.raise(&path, path.height(), path.leaf().start(0).saturating_sub(bottom));
-        }
-    }
-
-    /// The largest gap before any entry of `leaf`, the first of which begins at `bottom`.
-    pub(super) fn largest_gap(&self, leaf: &Leaf<T, N>, mut bottom: u64) -> u64 {
+    /// The largest gap that touches `low..high`, a part of the span of `leaf`, which is locked or a state of its own.
+    pub(super) fn largest_gap(&self, pin: &Pin<'_>, leaf: &Snapshot<T, N>, low: u64, high: u64) -> u64 {
         let mut most = 0;
-        for rank in 0..leaf.len() {
-            most = most.max(leaf.start(rank).saturating_sub(bottom));
-            bottom = leaf.end(rank);
+        let mut count = |bottom: u64, top: u64| {
+            if bottom < high && low < top {
+                most = most.max(top.saturating_sub(bottom));
+            }
+        };
+        let (mut bottom, mut is_first) = (leaf.low, true);
+        for item in leaf.items() {
+            if bottom < item.start {
+                count(if is_first { self.bottom_of(pin, leaf.low) } else { bottom }, item.start);
+            }
+            (bottom, is_first) = (item.end, false);
+        }
+        if bottom < leaf.high {
+            let bottom = if is_first { self.bottom_of(pin, leaf.low) } else { bottom };
+            count(bottom, self.above(pin, leaf.high).start);
         }
         most
     }
 
-    /// The free range for `request`: the highest or the lowest address that fits, or `None` when none does.
+    /// Where the gap begins that reaches to `addr` or beyond.
+    fn bottom_of(&self, pin: &Pin<'_>, addr: u64) -> u64 {
+        self.below(pin, addr).map_or(self.top.limits.start, |item| item.end)
+    }
+
+    /// Lowers the hint of the path's leaf to what is true.
+    #[cold]
+    fn correct_leaf(&self, pin: &Pin<'_>, path: &Path<'_, T, N, F>) {
+        let Some(depth) = path.height().checked_sub(1) else { return };
+        lower(path.inner(depth).gap(path.at(depth)), pin.cpu(), || {
+            // Under the lock: whoever frees inside the leaf looks at the hint under it, without a fence.
+            let seen = {
+                let held = path.leaf().lock();
+                let is_live = mutant!("index-lower-obsolete", !held.is_obsolete(), true);
+                is_live.then(|| Snapshot::of(&held))
+            };
+            seen.map(|seen| self.largest_gap(pin, &seen, seen.low, seen.high))
+        });
+    }
+
+    /// Lowers the hint of the node at `depth` to the highest in it.
+    #[cold]
+    fn correct_inner(pin: &Pin<'_>, path: &Path<'_, T, N, F>, depth: usize) {
+        let inner = path.inner(depth);
+        let hint = path.inner(depth - 1).gap(path.at(depth - 1));
+        if hint.load(Ordering::Relaxed) <= inner.highest_gap() {
+            return;
+        }
+        lower(hint, pin.cpu(), || {
+            let highest = inner.highest_gap();
+            (!inner.is_obsolete()).then_some(highest)
+        });
+    }
+
+    /// Free addresses for `request`: the highest or the lowest that fit, or `None` when none do.
     ///
     /// O(log n) when the hints are right; a hint that is too high costs one look into a node and is corrected by it.
     /// Without gap hints it looks at every entry on the way.
     ///
-    /// Exact while no writer runs: callers hold the layout lock.
+    /// Takes no lock and keeps nobody away: the caller takes the addresses found for a candidate, locks them, and looks
+    /// whether they are free. If it holds all the addresses of the request before, the result and `None` are exact.
     pub fn search(&self, pin: &Pin<'_>, request: &GapRequest) -> Option<u64> {
         self.search_counting(pin, request, &mut 0)
     }
@@ -126,113 +247,177 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// As [`search`](Self::search); adds the number of leaves it looked into to `leaves`.
     pub fn search_counting(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
         let request = request.clamped(self.top.limits.start, self.top.limits.end)?;
-        self.scan(pin, &request, self.top.gaps, leaves)
+        if self.top.gaps {
+            self.search_hinted(pin, &request, leaves)
+        } else {
+            self.scan(pin, &request, leaves)
+        }
     }
 
     /// Looks at one entry after the other, as Linux did before 3.8: from the address `from` (where the caller's last
     /// search ended, say) to the limit in the direction of the request, and if nothing fits once more from the other
     /// limit. O(n). A baseline: [`search`](Self::search) is better in every respect.
-    ///
-    /// Exact while no writer runs: callers hold the layout lock.
     pub fn search_linear(&self, pin: &Pin<'_>, request: &GapRequest, from: u64) -> Option<u64> {
         let whole = request.clamped(self.top.limits.start, self.top.limits.end)?;
         let rest = match request.direction {
             Direction::TopDown => whole.clamped(0, from),
             Direction::BottomUp => whole.clamped(from, u64::MAX),
         };
-        rest.and_then(|rest| self.scan(pin, &rest, false, &mut 0))
-            .or_else(|| self.scan(pin, &whole, false, &mut 0))
+        rest.and_then(|rest| self.scan(pin, &rest, &mut 0)).or_else(|| self.scan(pin, &whole, &mut 0))
     }
 
-    fn scan(&self, pin: &Pin<'_>, request: &GapRequest, hinted: bool, leaves: &mut usize) -> Option<u64> {
+    /// Looks at every entry on the way.
+    fn scan(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
+        if request.direction == Direction::BottomUp {
+            let mut bottom = self.bottom_of(pin, request.low);
+            let mut at = request.low;
+            loop {
+                *leaves += 1;
+                let seen = self.read_at(pin, at, Snapshot::of);
+                for item in seen.items().iter().filter(|item| item.start >= at || item.end > at) {
+                    if bottom > request.high - request.length {
+                        return None;
+                    }
+                    if let Some(addr) = self.fit(pin, bottom, item.start, item.entry, request) {
+                        return Some(addr);
+                    }
+                    bottom = item.end;
+                }
+                at = seen.high;
+                // The last leaf ends with the sentinel, which is behind every request.
+                if at == u64::MAX {
+                    return None;
+                }
+            }
+        }
+        let above = self.above(pin, request.high);
+        let (mut top, mut entry) = (above.start, above.entry);
+        let mut at = request.high;
+        while at > 0 {
+            *leaves += 1;
+            let seen = self.read_at(pin, at - 1, Snapshot::of);
+            for item in seen.items().iter().rev().filter(|item| item.start < at) {
+                if let Some(addr) = self.fit(pin, item.end, top, entry, request) {
+                    return Some(addr);
+                }
+                (top, entry) = (item.start, item.entry);
+                if top < request.low + request.length {
+                    return None;
+                }
+            }
+            at = seen.low;
+        }
+        self.fit(pin, self.top.limits.start, top, entry, request)
+    }
+
+    /// The best address in the gap `bottom..top` below `above`.
+    #[inline]
+    fn fit(&self, _: &Pin<'_>, bottom: u64, top: u64, above: *mut T, request: &GapRequest) -> Option<u64> {
+        let bottom = bottom.max(request.low);
+        // By the key first: most entries lie close together, and their records need no look.
+        if top.min(request.high).saturating_sub(bottom) < request.length {
+            return None;
+        }
+        // SAFETY: it was in place under the pin, so not yet freed (contract of `Entry`).
+        let guard = unsafe { above.as_ref() }.map_or(0, T::guard_below);
+        request.place(bottom, top.saturating_sub(guard).min(request.high))
+    }
+
+    fn search_hinted(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
         let ahead = request.direction == Direction::BottomUp;
-        // Upwards, the first gap that counts lies before the first entry that leaves room below itself; downwards,
-        // before the first entry that is not below the upper limit.
-        let bound = if ahead { request.low + request.length } else { request.high };
-        let from_the_end = if hinted && !ahead && bound >= self.top.limits.end {
+        let from_the_end = if !ahead && request.high >= self.top.limits.end {
             self.seek_last_gap(pin, request.length)
         } else {
             None
         };
-        let (mut path, mut rank) = from_the_end.unwrap_or_else(|| self.seek(pin, bound));
+        let near = if ahead { request.low } else { request.high - 1 };
+        let mut path = from_the_end.unwrap_or_else(|| self.path(pin, near));
         loop {
-            if !hinted || self.hint(&path) >= request.length {
+            let hint = Self::hint(&path);
+            if hint >= request.length {
                 *leaves += 1;
-                match self.look(&path, rank, request) {
+                match self.look(pin, path.leaf(), request) {
                     Look::Fit(addr) => return Some(addr),
                     Look::Over => return None,
-                    Look::On if hinted && path.height() > 0 => {
-                        let depth = path.height() - 1;
-                        let most = self.largest_gap(path.leaf(), self.end_before(&path, 0));
-                        lower(path.inner(depth).gap(path.at(depth)), most);
-                    }
-                    Look::On => {}
+                    Look::On(Some(most)) if most < hint => self.correct_leaf(pin, &path),
+                    Look::On(_) => {}
                 }
             }
-            let on = if hinted { Self::step_to_gap(&mut path, request) } else { path.step(ahead) };
-            if !on {
+            if !Self::step_to_gap(pin, &mut path, request) {
                 return None;
             }
-            rank = if ahead { 0 } else { path.leaf().len().wrapping_sub(1) };
         }
     }
 
-    /// The path to the last leaf that the hints say is worth a look, and the rank of its last entry: where a search from
-    /// the end of the limits downwards begins, without going to the end first. `None` when a hint on the way is too
-    /// high: then the search goes the long way, and corrects it.
+    /// The path to the last leaf that the hints say is worth a look: where a search from the end of the limits downwards
+    /// begins, without going to the end first. `None` when a hint on the way is too high: then the search goes the
+    /// long way, and corrects it.
     #[inline(always)]
-    fn seek_last_gap<'p>(&'p self, pin: &'p Pin<'_>, length: u64) -> Option<(Path<'p, T, N, F>, usize)> {
+    fn seek_last_gap<'p>(&'p self, pin: &'p Pin<'_>, length: u64) -> Option<Path<'p, T, N, F>> {
         let mut path = self.top_of_path(pin);
         for depth in 0..path.height() {
             let inner = path.inner(depth);
-            let worth = |&at: &usize| inner.gap(at).load(Ordering::Relaxed) >= length;
+            let worth = |&at: &usize| inner.gap(at).load(Ordering::SeqCst) >= length;
             path.enter(depth, (0..inner.len()).rev().find(worth)?);
         }
-        let len = path.leaf().len();
-        (len > 0).then(|| (path, len - 1))
+        Some(path)
     }
 
     /// What the hint says of the leaf.
     #[inline]
-    fn hint(&self, path: &Path<'_, T, N, F>) -> u64 {
+    fn hint(path: &Path<'_, T, N, F>) -> u64 {
         match path.height() {
             0 => u64::MAX,
-            height => path.inner(height - 1).gap(path.at(height - 1)).load(Ordering::Relaxed),
+            height => path.inner(height - 1).gap(path.at(height - 1)).load(Ordering::SeqCst) & !MARK,
         }
     }
 
-    /// Looks at the gaps before the entries of one leaf, from the one of this rank on in the direction of the request.
+    /// Looks at the gaps that touch the span of one leaf, in the direction of the request.
     #[inline]
-    fn look(&self, path: &Path<'_, T, N, F>, mut rank: usize, request: &GapRequest) -> Look {
+    fn look(&self, pin: &Pin<'_>, leaf: &Leaf<T, N>, request: &GapRequest) -> Look {
         let ahead = request.direction == Direction::BottomUp;
-        let leaf = path.leaf();
-        while rank < leaf.len() {
-            let start = leaf.start(rank);
-            if !ahead && start < request.low + request.length {
-                return Look::Over;
-            }
-            let bottom = self.end_before(path, rank);
-            if ahead && bottom > request.high - request.length {
-                return Look::Over;
-            }
-            let bottom = bottom.max(request.low);
-            // By the key first: most entries lie close together, and their records need no look.
-            if start.min(request.high).saturating_sub(bottom) >= request.length {
-                // SAFETY: in place under the pin of the path, so not yet freed (contract of `Entry`).
-                let guard = unsafe { leaf.entry(rank).as_ref() }.map_or(0, T::guard_below);
-                let top = start.saturating_sub(guard).min(request.high);
-                if let Some(addr) = request.place(bottom, top) {
-                    return Look::Fit(addr);
-                }
-            }
-            rank = if ahead { rank + 1 } else { rank.wrapping_sub(1) };
+        let seen = leaf.read(Snapshot::of);
+        if (ahead && seen.low >= request.high) || (!ahead && seen.high <= request.low) {
+            return Look::Over;
         }
-        Look::On
+        let items = seen.items();
+        let (mut most, mut all) = (0, true);
+        for nth in 0..=items.len() {
+            let rank = if ahead { nth } else { items.len() - nth };
+            let (before, above) = (rank.checked_sub(1).map(|below| &items[below]), items.get(rank));
+            // Only a gap at an end of the span asks for what other leaves say of it.
+            let (bottom, top) =
+                (before.map_or(seen.low, |item| item.end), above.map_or(seen.high, |item| item.start));
+            if bottom >= top {
+                continue;
+            }
+            if if ahead { bottom >= request.high } else { top <= request.low } {
+                return Look::Over;
+            }
+            if if ahead { top <= request.low } else { bottom >= request.high } {
+                // Nearer than the bounds.
+                all = false;
+                continue;
+            }
+            let bottom = before.map_or_else(|| self.bottom_of(pin, seen.low), |item| item.end);
+            let (top, entry) = above.map_or_else(
+                || {
+                    let above = self.above(pin, seen.high);
+                    (above.start, above.entry)
+                },
+                |item| (item.start, item.entry),
+            );
+            most = most.max(top.saturating_sub(bottom));
+            if let Some(addr) = self.fit(pin, bottom, top, entry, request) {
+                return Look::Fit(addr);
+            }
+        }
+        Look::On(all.then_some(most))
     }
 
     /// Goes on to the next leaf, in the direction of the request, that its hints say is worth a look. Corrects the
     /// hint of every node that it leaves.
-    fn step_to_gap(path: &mut Path<'_, T, N, F>, request: &GapRequest) -> bool {
+    fn step_to_gap(pin: &Pin<'_>, path: &mut Path<'_, T, N, F>, request: &GapRequest) -> bool {
         let ahead = request.direction == Direction::BottomUp;
         let height = path.height();
         // Going up: the nodes at `depth` and below are done with.
@@ -242,11 +427,11 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             let (inner, at) = (path.inner(depth), path.at(depth));
             // The parent's hint speaks for the whole node: as a rule it says that there is nothing here, in one look.
             if depth > 0
-                && path.inner(depth - 1).gap(path.at(depth - 1)).load(Ordering::Relaxed) < request.length
+                && path.inner(depth - 1).gap(path.at(depth - 1)).load(Ordering::SeqCst) < request.length
             {
                 continue;
             }
-            let worth = |&at: &usize| inner.gap(at).load(Ordering::Relaxed) >= request.length;
+            let worth = |&at: &usize| inner.gap(at).load(Ordering::SeqCst) >= request.length;
             let next = if ahead {
                 (at + 1..inner.len()).find(worth)
             } else if at > 0 && inner.from(at) < request.low + request.length {
@@ -258,7 +443,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             };
             let Some(next) = next else {
                 if depth > 0 {
-                    lower(path.inner(depth - 1).gap(path.at(depth - 1)), inner.highest_gap());
+                    Self::correct_inner(pin, path, depth);
                 }
                 continue;
             };
@@ -266,11 +451,11 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             depth += 1;
             while depth < height {
                 let inner = path.inner(depth);
-                let worth = |&at: &usize| inner.gap(at).load(Ordering::Relaxed) >= request.length;
+                let worth = |&at: &usize| inner.gap(at).load(Ordering::SeqCst) >= request.length;
                 let next =
                     if ahead { (0..inner.len()).find(worth) } else { (0..inner.len()).rev().find(worth) };
                 let Some(next) = next else {
-                    lower(path.inner(depth - 1).gap(path.at(depth - 1)), inner.highest_gap());
+                    Self::correct_inner(pin, path, depth);
                     break;
                 };
                 path.enter(depth, next);

@@ -101,21 +101,25 @@
 use crate::addr::{AddrRange, page_ceil, page_floor};
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use crate::sync::{SpinLock, Tally};
 use core::marker::PhantomData;
 use core::ptr;
 use crossbeam_utils::CachePadded;
 
 mod find;
 mod gaps;
+mod graft;
 mod node;
 mod reserve;
+mod shape;
 #[cfg(test)]
 mod tests;
 mod write;
 
 pub use reserve::Reserve;
+pub use write::Edit;
 
-use node::Item;
+use node::{Item, Leaf};
 
 /// Entries a leaf has room for.
 pub const LEAF_SLOTS: usize = 16;
@@ -178,15 +182,13 @@ struct Top {
     gaps: bool,
 }
 
-struct Count {
-    len: AtomicUsize,
-    bytes: AtomicUsize,
-}
-
 /// Disjoint page-aligned ranges by address. See the [module](self).
 pub struct Index<T: Entry, const N: usize = LEAF_SLOTS, const F: usize = FANOUT> {
     top: CachePadded<Top>,
-    count: CachePadded<Count>,
+    len: Tally,
+    /// The structure lock: held by whoever changes more than one leaf.
+    shape: SpinLock<()>,
+    bytes: AtomicUsize,
     entries: PhantomData<*const T>,
 }
 
@@ -206,14 +208,16 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         let limits = AddrRange { start: page_ceil(limits.start).unwrap_or(end).min(end), end };
         let index = Self {
             top: CachePadded::new(Top { root: AtomicPtr::new(ptr::null_mut()), limits, gaps }),
-            count: CachePadded::new(Count { len: AtomicUsize::new(0), bytes: AtomicUsize::new(0) }),
+            len: Tally::new(),
+            shape: SpinLock::new(()),
+            bytes: AtomicUsize::new(0),
             entries: PhantomData,
         };
-        let mut reserve = Reserve::new();
+        let mut reserve = Reserve::<T, N, F>::new();
         reserve.leaves.fill(1)?;
-        let leaf = index.make_leaf(&mut reserve);
+        let leaf = index.make(&mut reserve.leaves, Leaf::new(0, u64::MAX));
         // SAFETY: made just now.
-        unsafe { (*leaf).insert(0, Item { start: end, end: u64::MAX, entry: ptr::null_mut() }) };
+        unsafe { &*leaf }.lock().push(Item { start: end, end: u64::MAX, entry: ptr::null_mut() });
         index.set_root(leaf.cast(), 0);
         Ok(index)
     }
@@ -223,9 +227,9 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         self.top.limits
     }
 
-    /// Entries in the index.
+    /// Entries in the index; while others change it, some number between.
     pub fn len(&self) -> usize {
-        self.count.len.load(Ordering::Relaxed)
+        usize::try_from(self.len.sum()).unwrap_or(0)
     }
 
     /// True when there is no entry.
@@ -236,7 +240,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// Bytes of the nodes in use. Entries, nodes set aside and nodes that wait for the end of their grace period do
     /// not count.
     pub fn bytes(&self) -> usize {
-        self.count.bytes.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Relaxed)
     }
 }
 
@@ -247,5 +251,15 @@ impl<T: Entry, const N: usize, const F: usize> Drop for Index<T, N, F> {
             // SAFETY: `&mut self`: nobody reads any more, and nobody will.
             unsafe { Self::free_below(root, height) };
         }
+    }
+}
+
+#[cfg(terrane_watch)]
+impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
+    /// The names of its fields, for the cache-line audit.
+    pub fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.under("top", |names| names.leaf(&self.top));
+        names.under("count", |names| names.leaf(&self.count));
     }
 }

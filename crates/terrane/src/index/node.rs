@@ -1,9 +1,12 @@
 //! The two kinds of node: what is stored where, and in which order it is written.
 
 use crate::addr::PAGE_SIZE;
+use crate::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering, fence, spin_loop,
+};
 use crate::sync::RetireLink;
-use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
 use core::hint::select_unpredictable;
+use core::ops::Deref;
 use core::ptr;
 
 /// The key of a slot without an entry. Greater than every address.
@@ -49,44 +52,110 @@ impl<T> Clone for Item<T> {
 
 impl<T> Copy for Item<T> {}
 
+/// What a slot holds besides its key, in one cache line: a lookup reads both.
+#[repr(C, align(16))]
+struct Slot<T> {
+    entry: AtomicPtr<T>,
+    end: AtomicU64,
+}
+
 /// A leaf: `N` slots in no order, and the order beside them.
 ///
-/// Lookups read `keys`, `entries` and, after a miss, `obsolete`; everything else belongs to those who hold the layout lock.
+/// Lookups read `keys`, `slots` and, after a miss, `obsolete`. All stores are made by the holder of the leaf's lock; whoever
+/// reads more than a lookup does reads under [`Leaf::read`].
 #[repr(C, align(64))]
 pub(super) struct Leaf<T, const N: usize> {
     /// `start | number of the slot`, or [`FREE`].
     keys: [AtomicU64; N],
-    entries: [AtomicPtr<T>; N],
-    ends: [AtomicU64; N],
-    /// A permutation of the slots, four bits each: the first `len` are in use, ascending by start; the others are
-    /// free. (After the permuter of Masstree: Y. Mao, E. Kohler, R. Morris, EuroSys 2012; but lookups do without.)
-    order: AtomicU64,
-    link: RetireLink,
+    slots: [Slot<T>; N],
+    // From here on the line of those who change the leaf.
+    /// The lock, and what tells readers of a change: odd while held, and another even number after.
+    version: AtomicU32,
     len: AtomicU8,
     /// The slot of the last insertion, or [`NO_SLOT`]: what tells an ascending or a descending run.
     recent: AtomicU8,
     obsolete: AtomicBool,
+    /// The leaf begins at a fence: it is never merged with the one before it.
+    fenced: AtomicBool,
+    /// A permutation of the slots, four bits each: the first `len` are in use, ascending by start; the others are
+    /// free. (After the permuter of Masstree: Y. Mao, E. Kohler, R. Morris, EuroSys 2012; but lookups do without.)
+    order: AtomicU64,
+    /// The span: the addresses that are routed here. Every entry lies wholly in it.
+    low: AtomicU64,
+    high: AtomicU64,
+    link: RetireLink,
 }
 
 impl<T, const N: usize> Leaf<T, N> {
     pub(super) const SIZES_FIT: () = assert!(N >= 4 && N.is_multiple_of(2) && N <= 16);
 
-    /// A leaf without entries.
-    pub(super) fn new() -> Self {
+    /// A leaf without entries for the addresses `low..high`.
+    pub(super) fn new(low: u64, high: u64) -> Self {
         let () = Self::SIZES_FIT;
         Self {
             keys: core::array::from_fn(|_| AtomicU64::new(FREE)),
-            entries: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
-            ends: core::array::from_fn(|_| AtomicU64::new(0)),
-            order: AtomicU64::new(ORDER),
-            link: RetireLink::new(),
+            slots: core::array::from_fn(|_| Slot {
+                entry: AtomicPtr::new(ptr::null_mut()),
+                end: AtomicU64::new(0),
+            }),
+            version: AtomicU32::new(0),
             len: AtomicU8::new(0),
             recent: AtomicU8::new(NO_SLOT),
             obsolete: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+            order: AtomicU64::new(ORDER),
+            low: AtomicU64::new(low),
+            high: AtomicU64::new(high),
+            link: RetireLink::new(),
         }
     }
 
-    /// The entry with the greatest start at or below `addr`; null when there is none or it is the sentinel.
+    /// Waits for the lock. Held for some dozens of instructions; its holder waits for nobody, unless it holds the
+    /// structure lock as well.
+    #[inline]
+    pub(super) fn lock(&self) -> Held<'_, T, N> {
+        loop {
+            let seen = self.version.load(Ordering::Relaxed);
+            if seen & 1 == 0
+                && self
+                    .version
+                    .compare_exchange_weak(seen, seen | 1, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                // Whoever sees a store of the holder sees the version odd, or a later one.
+                fence(Ordering::Release);
+                return Held { leaf: self };
+            }
+            spin_loop();
+        }
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        let odd = self.version.load(Ordering::Relaxed);
+        self.version.store(odd.wrapping_add(1), Ordering::Release);
+    }
+
+    /// What `look` makes of one state of the leaf. It may run several times, and on mixtures of states, whose results
+    /// are thrown away: it must not follow pointers. Writes nothing, unless the leaf changes all the time.
+    #[inline]
+    pub(super) fn read<R>(&self, look: impl Fn(&Self) -> R) -> R {
+        for _ in 0..READS {
+            let seen = self.version.load(Ordering::Acquire);
+            if seen & 1 == 0 {
+                let result = look(self);
+                fence(Ordering::Acquire);
+                if mutant!("index-read-unvalidated", self.version.load(Ordering::Relaxed) == seen, true) {
+                    return result;
+                }
+            }
+            spin_loop();
+        }
+        look(&self.lock())
+    }
+
+    /// The entry with the greatest start at or below `addr`, if it ends above; null when it does not, or there is none, or
+    /// it is the sentinel. An entry that is being changed may be missed.
     ///
     /// One pass without branches. The distance of a start above `addr`, or of [`FREE`], wraps to more than any
     /// distance of a start below, so the least distance decides; and it gives the slot back in its low bits.
@@ -100,16 +169,18 @@ impl<T, const N: usize> Leaf<T, N> {
                 *least = select_unpredictable(distance < *least, distance, *least);
             }
         }
-        // Pairs with the release of the key: the entry below is the one stored with that key, or a later one.
+        // Pairs with the release of the key: what is read below was stored with that key, or later.
         fence(Ordering::Acquire);
         let least = least[0].min(least[1]);
         if least > limit {
             return ptr::null_mut();
         }
-        match self.entries.get((limit.wrapping_sub(least) & SLOT_BITS) as usize) {
-            Some(entry) => entry.load(Ordering::Acquire),
-            None => ptr::null_mut(),
-        }
+        let key = limit.wrapping_sub(least);
+        let at = (key & SLOT_BITS) as usize % N;
+        let slot = &self.slots[at];
+        let (entry, end) = (slot.entry.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
+        // The slot may have been given to another entry since the look at its key. Then the key has changed.
+        if addr < end && self.keys[at].load(Ordering::Relaxed) == key { entry } else { ptr::null_mut() }
     }
 
     /// How many entries start below `bound`, which is at most the end of the limits: the rank of the first that
@@ -119,15 +190,33 @@ impl<T, const N: usize> Leaf<T, N> {
         self.keys.iter().map(|key| usize::from(key.load(Ordering::Relaxed) & !SLOT_BITS < bound)).sum()
     }
 
+    /// True when `addr` is routed to this leaf.
+    #[inline]
+    pub(super) fn covers(&self, addr: u64) -> bool {
+        self.low() <= addr && addr < self.high()
+    }
+
+    /// The first address of the span.
+    #[inline]
+    pub(super) fn low(&self) -> u64 {
+        self.low.load(Ordering::Relaxed)
+    }
+
+    /// The first address behind the span; the greatest there is for the last leaf.
+    #[inline]
+    pub(super) fn high(&self) -> u64 {
+        self.high.load(Ordering::Relaxed)
+    }
+
     #[inline]
     fn slot(&self, rank: usize) -> usize {
-        (self.order.load(Ordering::Relaxed) >> (4 * rank) & 15) as usize % N
+        (self.order.load(Ordering::Relaxed) >> (4 * (rank & 15)) & 15) as usize % N
     }
 
     /// Entries in the leaf, the sentinel included.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.len.load(Ordering::Relaxed) as usize
+        (self.len.load(Ordering::Relaxed) as usize).min(N)
     }
 
     /// The start of the entry of this rank.
@@ -139,86 +228,131 @@ impl<T, const N: usize> Leaf<T, N> {
     /// The end of the entry of this rank.
     #[inline]
     pub(super) fn end(&self, rank: usize) -> u64 {
-        self.ends[self.slot(rank)].load(Ordering::Relaxed)
+        self.slots[self.slot(rank)].end.load(Ordering::Relaxed)
     }
 
     /// The entry of this rank; null for the sentinel.
     #[inline]
     pub(super) fn entry(&self, rank: usize) -> *mut T {
-        let slot = self.slot(rank);
-        // A key seen free means that somebody writes without the layout lock; what the slot still points to may
-        // be gone.
-        if self.keys[slot].load(Ordering::Acquire) == FREE {
-            return ptr::null_mut();
-        }
-        self.entries[slot].load(Ordering::Acquire)
+        self.slots[self.slot(rank)].entry.load(Ordering::Acquire)
     }
 
     pub(super) fn item(&self, rank: usize) -> Item<T> {
         Item { start: self.start(rank), end: self.end(rank), entry: self.entry(rank) }
     }
 
-    /// The rank of the entry that starts at `start`.
-    #[inline]
-    pub(super) fn rank_of(&self, start: u64) -> Option<usize> {
-        let rank = self.rank(start);
-        (rank < self.len() && self.start(rank) == start).then_some(rank)
-    }
-
-    /// Adds an entry as the one of this rank, to a leaf that is not full.
-    #[inline]
-    pub(super) fn insert(&self, rank: usize, item: Item<T>) {
-        let len = self.len();
-        let slot = self.slot(len);
-        // Takes the free slot out of its place, and lets it in before the later ones.
-        let order = without(self.order.load(Ordering::Relaxed), len);
-        self.order.store(with(order, rank, slot), Ordering::Relaxed);
-        self.len.store(len as u8 + 1, Ordering::Relaxed);
-        self.recent.store(slot as u8, Ordering::Relaxed);
-        self.ends[slot].store(item.end, Ordering::Relaxed);
-        self.entries[slot].store(item.entry, Ordering::Release);
-        self.keys[slot].store(item.start | slot as u64, Ordering::Release);
-    }
-
-    /// Takes the entry of this rank out.
-    #[inline]
-    pub(super) fn remove(&self, rank: usize) {
-        let slot = self.slot(rank);
-        self.keys[slot].store(FREE, Ordering::Release);
-        let len = self.len() - 1;
-        // The slot becomes the first of the free ones.
-        let order = without(self.order.load(Ordering::Relaxed), rank);
-        self.order.store(with(order, len, slot), Ordering::Relaxed);
-        self.len.store(len as u8, Ordering::Relaxed);
-        if self.recent.load(Ordering::Relaxed) == slot as u8 {
-            self.recent.store(NO_SLOT, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
-    pub(super) fn set_start(&self, rank: usize, start: u64) {
-        let slot = self.slot(rank);
-        self.keys[slot].store(start | slot as u64, Ordering::Release);
-    }
-
-    #[inline]
-    pub(super) fn set_end(&self, rank: usize, end: u64) {
-        self.ends[self.slot(rank)].store(end, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(super) fn set_entry(&self, rank: usize, entry: *mut T) {
-        self.entries[self.slot(rank)].store(entry, Ordering::Release);
+    /// True when the leaf begins at a fence.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Relaxed)
     }
 
     /// True when the entry of this rank was the last one inserted.
     pub(super) fn is_recent(&self, rank: usize) -> bool {
         self.slot(rank) == self.recent.load(Ordering::Relaxed) as usize
     }
+}
 
-    /// Makes the entry of this rank the one inserted last.
-    pub(super) fn set_recent(&self, rank: usize) {
-        self.recent.store(self.slot(rank) as u8, Ordering::Relaxed);
+/// How often a reader looks at a leaf that changes before it takes the lock.
+const READS: usize = 16;
+
+/// The lock of a leaf, held.
+pub(super) struct Held<'p, T, const N: usize> {
+    leaf: &'p Leaf<T, N>,
+}
+
+impl<T, const N: usize> Drop for Held<'_, T, N> {
+    #[inline]
+    fn drop(&mut self) {
+        self.leaf.unlock();
+    }
+}
+
+impl<T, const N: usize> Deref for Held<'_, T, N> {
+    type Target = Leaf<T, N>;
+
+    #[inline]
+    fn deref(&self) -> &Leaf<T, N> {
+        self.leaf
+    }
+}
+
+impl<T, const N: usize> Held<'_, T, N> {
+    /// True when the leaf is the one to change for `addr`.
+    #[inline]
+    pub(super) fn is_for(&self, addr: u64) -> bool {
+        mutant!("index-obsolete-leaf", !self.obsolete.load(Ordering::Relaxed), true)
+            && mutant!("index-foreign-leaf", self.covers(addr), true)
+    }
+
+    /// The rank of the entry that contains `addr`.
+    #[inline]
+    pub(super) fn rank_at(&self, addr: u64) -> Option<usize> {
+        let rank = self.rank(addr + 1).checked_sub(1)?;
+        (addr < self.end(rank)).then_some(rank)
+    }
+
+    /// Adds an entry as the one of this rank, to a leaf that is not full.
+    #[inline]
+    pub(super) fn insert(&self, rank: usize, item: Item<T>) {
+        let len = self.len();
+        debug_assert!(len < N && rank <= len);
+        let at = self.slot(len);
+        // Takes the free slot out of its place, and lets it in before the later ones.
+        let order = without(self.order.load(Ordering::Relaxed), len);
+        self.order.store(with(order, rank, at), Ordering::Relaxed);
+        self.len.store(len as u8 + 1, Ordering::Relaxed);
+        self.recent.store(at as u8, Ordering::Relaxed);
+        let slot = &self.slots[at];
+        slot.end.store(item.end, Ordering::Release);
+        slot.entry.store(item.entry, Ordering::Release);
+        self.keys[at].store(item.start | at as u64, Ordering::Release);
+    }
+
+    /// Adds an entry behind the others.
+    pub(super) fn push(&self, item: Item<T>) {
+        self.insert(self.len(), item);
+    }
+
+    /// Takes the entry of this rank out.
+    #[inline]
+    pub(super) fn remove(&self, rank: usize) {
+        let at = self.slot(rank);
+        self.keys[at].store(FREE, Ordering::Release);
+        let len = self.len() - 1;
+        // The slot becomes the first of the free ones.
+        let order = without(self.order.load(Ordering::Relaxed), rank);
+        self.order.store(with(order, len, at), Ordering::Relaxed);
+        self.len.store(len as u8, Ordering::Relaxed);
+        if self.recent.load(Ordering::Relaxed) == at as u8 {
+            self.recent.store(NO_SLOT, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn set_start(&self, rank: usize, start: u64) {
+        let at = self.slot(rank);
+        self.keys[at].store(start | at as u64, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn set_end(&self, rank: usize, end: u64) {
+        self.slots[self.slot(rank)].end.store(end, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn set_entry(&self, rank: usize, entry: *mut T) {
+        self.slots[self.slot(rank)].entry.store(entry, Ordering::Release);
+    }
+
+    /// Changes the span. The structure lock is held.
+    pub(super) fn set_span(&self, low: u64, high: u64) {
+        self.low.store(low, Ordering::Relaxed);
+        self.high.store(high, Ordering::Relaxed);
+    }
+
+    /// The leaf begins at a fence, or does not.
+    pub(super) fn set_fenced(&self, fenced: bool) {
+        self.fenced.store(fenced, Ordering::Relaxed);
     }
 
     /// Forgets which entry was inserted last: filling a new leaf from an old one is no run.
@@ -328,7 +462,7 @@ impl<const F: usize> Inner<F> {
 
     /// The highest of all gap hints.
     pub(super) fn highest_gap(&self) -> u64 {
-        self.gaps[..self.len()].iter().fold(0, |most, gap| most.max(gap.load(Ordering::Relaxed)))
+        self.gaps[..self.len()].iter().fold(0, |most, gap| most.max(gap.load(Ordering::SeqCst) & !MARK))
     }
 
     /// True when a neighbour's span has swallowed that of child `at`, which then holds no entry.
@@ -337,9 +471,12 @@ impl<const F: usize> Inner<F> {
     }
 
     pub(super) fn as_child(&self, at: usize) -> Child {
-        Child { node: self.child(at), from: self.from(at), gap: self.gap(at).load(Ordering::Relaxed) }
+        Child { node: self.child(at), from: self.from(at), gap: self.gap(at).load(Ordering::SeqCst) & !MARK }
     }
 }
+
+/// The bits of a gap hint that say that somebody is about to lower it, and who: gaps are page aligned. See `gaps`.
+pub(super) const MARK: u64 = PAGE_SIZE - 1;
 
 /// What leaves and inner nodes have in common: the end of their life.
 ///
@@ -348,6 +485,19 @@ impl<const F: usize> Inner<F> {
 pub(super) unsafe trait Node {
     const OFFSET: usize;
     fn obsolete(&self) -> &AtomicBool;
+
+    /// True once the node has been, or is just being, replaced.
+    #[inline]
+    fn is_obsolete(&self) -> bool {
+        self.obsolete().load(Ordering::SeqCst)
+    }
+
+    /// Says that the node is being replaced: before its gap hints are read for the last time, and before a
+    /// successor of it is published.
+    fn retire_from_now(&self) {
+        self.obsolete().store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
 }
 
 // SAFETY: the offset of the field of that type.

@@ -255,6 +255,17 @@ impl Drop for PageCache {
     }
 }
 
+#[cfg(terrane_watch)]
+impl crate::names::Describe for PageCache {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.field("root", &self.root);
+        self.for_each_until(0, |index, slot| {
+            names.under(format_args!("page {index}"), |names| names.leaf(slot));
+            true
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

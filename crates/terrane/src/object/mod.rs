@@ -28,7 +28,7 @@ use crate::error::{Error, OutOfMemory};
 use crate::frame::FrameFlags;
 use crate::host::{File, Host};
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU64, Ordering, note_write};
 use crate::sync::{Pin, Shared};
 use cache::PageCache;
 use core::cell::Cell;
@@ -291,6 +291,11 @@ impl MappingList {
     /// `link` is in no list, and stays where it is until [`remove`](Self::remove) takes it out.
     pub unsafe fn insert(&self, link: *const MappingLink) {
         let first = self.first.get();
+        note_write(link, 1);
+        note_write(&self.first, 1);
+        if !first.is_null() {
+            note_write(first, 1);
+        }
         // SAFETY: the caller's promise; links in the list are valid by the same promise.
         unsafe {
             (*link).prev.set(ptr::null());
@@ -311,6 +316,10 @@ impl MappingList {
         // SAFETY: the caller's promise.
         unsafe {
             let (prev, next) = ((*link).prev.get(), (*link).next.get());
+            for neighbour in [prev, next].into_iter().filter(|link| !link.is_null()) {
+                note_write(neighbour, 1);
+            }
+            note_write(&self.first, 1);
             if prev.is_null() {
                 self.first.set(next);
             } else {
@@ -335,5 +344,19 @@ impl MappingList {
             next = unsafe { (*link).next.get() };
             Some(link)
         })
+    }
+}
+
+describe!([] MappingLink { prev, next });
+
+#[cfg(terrane_watch)]
+impl<H: Host> Object<H> {
+    /// The names of its fields and of the slots of its pages, for the cache-line audit.
+    pub fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("len", &self.len);
+        names.field("mappings", &self.mappings);
+        names.field("io", &self.io);
+        names.field("pages", &self.pages);
     }
 }

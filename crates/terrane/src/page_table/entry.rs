@@ -80,9 +80,9 @@ use core::ptr;
 /// Entries that share a tombstone: those of one cache line of 64 bytes.
 ///
 /// On a processor with longer lines this is still right, only the group is smaller than it could be.
-const LINE_ENTRIES: usize = 8;
+const LINE_ENTRIES: usize = if cfg!(terrane_loom) { 2 } else { 8 };
 /// Bytes of such a group.
-const LINE_BYTES: usize = LINE_ENTRIES * size_of::<u64>();
+const LINE_BYTES: usize = LINE_ENTRIES * size_of::<Slot>();
 
 /// A table as its 512 entries.
 pub type Table = [Slot; TABLE_ENTRIES];
@@ -136,10 +136,21 @@ impl Slot {
         if expected == BUSY || expected == TOMBSTONE {
             return None;
         }
-        self.0.compare_exchange(expected, BUSY, Ordering::SeqCst, Ordering::Relaxed).ok()?;
+        let order = mutant!("take_acquires_only", Ordering::SeqCst, Ordering::AcqRel);
+        mutant!(
+            "take_without_looking",
+            _ = self.0.compare_exchange(expected, BUSY, order, Ordering::Relaxed).ok()?,
+            self.0.store(BUSY, Ordering::Release),
+        );
         let taken = Taken { slot: self, previous: expected };
         // After the exchange: the other half is in `close`. A returned `None` drops `taken`: given back.
-        (self.head().0.load(Ordering::SeqCst) != TOMBSTONE).then_some(taken)
+        let order = mutant!(
+            "take_looks_relaxed",
+            mutant!("validate_relaxed", Ordering::SeqCst, Ordering::Relaxed),
+            Ordering::Relaxed
+        );
+        let closed = mutant!("take_never_looks", self.head().0.load(order) == TOMBSTONE, false);
+        (!closed).then_some(taken)
     }
 
     /// Waits until nobody owns the entry; returns what it is then. For sweeps, never for faults.
@@ -257,7 +268,7 @@ impl Slot {
         let closed = heads.clone().take_while(|head| head.change_empty(TOMBSTONE)).count();
         if closed == TABLE_ENTRIES / LINE_ENTRIES {
             // Dekker's pattern with `take`: heads written, fence, rest read here; entry taken, head read there.
-            fence(Ordering::SeqCst);
+            mutant!("close_without_fence", fence(Ordering::SeqCst), ());
             if table.chunks_exact(LINE_ENTRIES).all(|line| Slot::all_empty(&line[1..])) {
                 return true;
             }
@@ -344,7 +355,8 @@ impl<'a> Taken<'a> {
     #[inline]
     pub fn publish(self, new: Raw) {
         debug_assert!(!matches!(new, BUSY | TOMBSTONE));
-        ManuallyDrop::new(self).slot.0.store(new, Ordering::Release);
+        let order = mutant!("publish_relaxed", Ordering::Release, Ordering::Relaxed);
+        ManuallyDrop::new(self).slot.0.store(new, order);
     }
 
     /// Gives the entry back as it was, as dropping does.

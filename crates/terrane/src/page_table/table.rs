@@ -32,10 +32,9 @@ use crate::error::OutOfMemory;
 use crate::frame::{FrameFlags, Ram};
 use crate::host::Host;
 use crate::stats::Counter;
-use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::Tally;
 use core::fmt;
 use core::marker::PhantomData;
-use crossbeam_utils::CachePadded;
 
 /// Address bits that one level translates.
 const LEVEL_BITS: u32 = TABLE_ENTRIES.trailing_zeros();
@@ -125,8 +124,8 @@ impl From<OutOfMemory> for SlotError {
 pub struct PageTable<F: Format> {
     /// An entry: the root table, or a tombstone after `destroy`.
     root: Raw,
-    /// Tables in use. On a line of its own: every fault reads `root`.
-    tables: CachePadded<AtomicUsize>,
+    /// Tables in use. Faults make tables, so each CPU counts its own.
+    tables: Tally,
     format: PhantomData<F>,
 }
 
@@ -138,7 +137,9 @@ impl<F: Format> PageTable<F> {
     pub fn try_new<H: Host<Format = F>>(ram: &Ram<'_, H>) -> Result<Self, OutOfMemory> {
         let root = F::table(new_table(ram).ok_or(OutOfMemory)?);
         ram.count(Counter::PgTableAlloc);
-        Ok(Self { root, tables: CachePadded::new(AtomicUsize::new(1)), format: PhantomData })
+        let tables = Tally::new();
+        tables.add(ram.pin.cpu(), 1);
+        Ok(Self { root, tables, format: PhantomData })
     }
 
     /// The frame of the root table: what the processor's register gets.
@@ -150,7 +151,7 @@ impl<F: Format> PageTable<F> {
     /// Tables in use, the root included; exact while nothing changes. The count is written when a table is made or
     /// freed, and only then.
     pub fn tables(&self) -> usize {
-        self.tables.load(Ordering::Relaxed)
+        usize::try_from(self.tables.sum()).unwrap_or(0)
     }
 
     /// The entry of the page at `addr`, if the tables for it exist and no block is in the way. Writes nothing.
@@ -284,7 +285,7 @@ impl<F: Format> PageTable<F> {
         };
         let raw = F::table(frame);
         taken.publish(raw);
-        self.tables.fetch_add(1, Ordering::Relaxed);
+        self.tables.add(ram.pin.cpu(), 1);
         ram.count(Counter::PgTableAlloc);
         Ok(raw)
     }
@@ -296,7 +297,7 @@ impl<F: Format> PageTable<F> {
 
     /// Counts a table that has been unlinked.
     pub(super) fn count_freed<H: Host<Format = F>>(&self, ram: &Ram<'_, H>) {
-        self.tables.fetch_sub(1, Ordering::Relaxed);
+        self.tables.add(ram.pin.cpu(), -1);
         ram.count(Counter::PgTableFree);
     }
 
@@ -352,4 +353,38 @@ pub(super) fn child<'a, F: Format, H: Host<Format = F>>(ram: &Ram<'a, H>, raw: R
     }
     // SAFETY: `Ram::table` gives the whole of a frame, aligned to the page size.
     Some(unsafe { Slot::of_table(ram.table(F::frame(raw))) })
+}
+
+#[cfg(terrane_watch)]
+impl<F: Format> PageTable<F> {
+    /// The names of all tables there are, for the cache-line audit.
+    pub fn describe<H: Host<Format = F>>(&self, ram: &Ram<'_, H>, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("tables", &self.tables);
+        if let Some(root) = self.root_table(ram) {
+            describe_table::<F, H>(ram, root, Level::root::<F>(), 0, names);
+        }
+    }
+}
+
+#[cfg(terrane_watch)]
+fn describe_table<F: Format, H: Host<Format = F>>(
+    ram: &Ram<'_, H>,
+    table: &Table,
+    level: Level,
+    base: u64,
+    names: &mut crate::names::Names,
+) {
+    names.under(format_args!("table of level {} at {base:#x}", level.0), |names| {
+        let range = table.as_ptr_range();
+        let item = |index| alloc::format!(", entry {index}");
+        names.array(range.start.addr()..range.end.addr(), size_of::<Slot>(), item, &[]);
+    });
+    for (index, slot) in table.iter().enumerate() {
+        if level > Level::PAGE
+            && let Some(below) = child::<F, H>(ram, slot.load())
+        {
+            describe_table::<F, H>(ram, below, level.below(), base + ((index as u64) << level.shift()), names);
+        }
+    }
 }

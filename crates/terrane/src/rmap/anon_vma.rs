@@ -18,7 +18,7 @@
 //!
 //! One lock for each tree, in its root. Whoever holds it sees no node come or go, and every node's space alive:
 //! a space takes its nodes out of their trees, under the lock, before it goes. The lock blocks, so it is
-//! taken unpinned; its order is after the layout lock and before page-table entries.
+//! taken unpinned; its order is after the range locks and before page-table entries.
 //!
 //! A node is kept by its users (VMAs, and faults about to make one), by the nodes below it, and by guests (walks about
 //! to take the lock). When its users are gone it has no space (a *zombie*); when the nodes below are gone too
@@ -41,7 +41,7 @@ use crate::error::OutOfMemory;
 use crate::host::Host;
 use crate::machine::Machine;
 use crate::stats::Counter;
-use crate::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicUsize, Ordering, note_write};
 use crate::sync::{Participant, Pin, RetireLink};
 use alloc::alloc::{Layout, alloc, dealloc};
 use core::cell::Cell;
@@ -106,6 +106,7 @@ impl<H: Host> AnonVma<H> {
             depth: above.map_or(0, |above| above.depth + 1),
             lock: lock_api::Mutex::new(()),
         };
+        note_write(node.as_ptr(), 1);
         // SAFETY: freshly allocated for this type.
         unsafe { node.write(value) };
         Ok(node)
@@ -361,3 +362,5 @@ unsafe fn free_node<H: Host>(node: NonNull<AnonVma<H>>) {
         dealloc(node.as_ptr().cast(), Layout::new::<AnonVma<H>>());
     }
 }
+
+describe!([H: Host] AnonVma<H> { retire, users, holds, space, root, parent, first_child, prev, next, children, lock });

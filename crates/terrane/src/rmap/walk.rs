@@ -70,6 +70,19 @@ pub fn for_each_mapping_of_object<H: Host>(
     pages: Range<u64>,
     mut visit: impl FnMut(&Mm<H>, &Vma<H>, &Ram<'_, H>, u64, &Slot),
 ) {
+    for_each_range_of_object(cpu, object, pages, |mm, vma, range, _| {
+        for_each_entry(mm, cpu, range, |ram, addr, slot| visit(mm, vma, ram, addr, slot));
+    });
+}
+
+/// Calls `visit` for each mapping of `object` that shows pages in `pages`, with its space, the addresses at which it
+/// shows them, and the first of the pages; not pinned, under the object's mapping lock. Blocks on that; not while pinned.
+pub fn for_each_range_of_object<H: Host>(
+    cpu: &Cpu<H>,
+    object: &Object<H>,
+    pages: Range<u64>,
+    mut visit: impl FnMut(&Mm<H>, &Vma<H>, AddrRange, u64),
+) {
     {
         let pin = cpu.pin();
         cpu.machine().stats().count(&pin, Counter::RmapLock);
@@ -90,32 +103,23 @@ pub fn for_each_mapping_of_object<H: Host>(
         let at = |page: u64| range.start + ((page - first) << PAGE_SHIFT);
         // SAFETY: a VMA in the list belongs to a space that is alive, for the same reason.
         let mm = unsafe { &*vma.space().cast::<Mm<H>>() };
-        mm.for_each_part(cpu, AddrRange::new(at(from), at(to)), |ram, part| {
-            mm.page_table.for_each_slot(ram, part, |addr, slot| {
-                visit(mm, vma, ram, addr, slot);
-                ControlFlow::Continue(())
-            });
-        });
+        visit(mm, vma, AddrRange::new(at(from), at(to)), from);
     }
 }
 
-/// Calls `visit` for each mapping of `object`, with its space. Blocks on the object's mapping lock; not while pinned.
-pub fn for_each_space_of_object<H: Host>(
+/// Calls `visit` for each entry of `range` that is not empty. Not while pinned.
+pub fn for_each_entry<H: Host>(
+    mm: &Mm<H>,
     cpu: &Cpu<H>,
-    object: &Object<H>,
-    mut visit: impl FnMut(&Mm<H>, &Vma<H>, &Ram<'_, H>),
+    range: AddrRange,
+    mut visit: impl FnMut(&Ram<'_, H>, u64, &Slot),
 ) {
-    let mappings = object.lock_mappings();
-    let pin = cpu.pin();
-    cpu.machine().stats().count(&pin, Counter::RmapLock);
-    for link in mappings.iter() {
-        // SAFETY: as in `for_each_mapping_of_object`, for the VMA and for its space.
-        let (mm, vma) = unsafe {
-            let vma = &*vma_of::<H>(link);
-            (&*vma.space().cast::<Mm<H>>(), vma)
-        };
-        visit(mm, vma, &mm.ram(&pin));
-    }
+    mm.for_each_part(cpu, range, |ram, part| {
+        mm.page_table.for_each_slot(ram, part, |addr, slot| {
+            visit(ram, addr, slot);
+            ControlFlow::Continue(())
+        });
+    });
 }
 
 fn vma_of<H: Host>(link: *const MappingLink) -> *const Vma<H> {

@@ -2,31 +2,35 @@
 //!
 //! # Writing back
 //!
-//! For each dirty page: take the mark away, make every mapping of the page read-only and clean, shoot the
-//! translations down, wait until stores under way have landed, copy the page aside, write the copy. A store after that
-//! faults and marks the page again. The fault sets the mark while it owns the entry: if it took the entry before our
-//! sweep reached it, the sweep waits, and the copy is made after the store could begin; if after, the mark is set after
-//! we took it away.
+//! Dirty pages are written in batches of neighbours. For each batch: take the marks away, make every mapping of the pages
+//! read-only and clean, shoot the translations down, once for each mapping that had any, wait once until stores under way
+//! have landed, then copy each page aside and write the copy. A store after that faults and marks the page again. The
+//! fault sets the mark while it owns the entry: if it took the entry before our sweep reached it, the sweep waits, and the
+//! copy is made after the store could begin; if after, the mark is set after we took it away: all marks of a batch are
+//! taken before the first mapping is touched, and all mappings are through before the first copy.
 //!
 //! An unmap, a protect or a `DONTNEED` may have taken an entry away just before, and still wait for stores through it. It
 //! says so in [`Mm::ending`](crate::mm::Mm::ending), raised before its first entry changes; then the write-back shoots down
-//! the mapping itself and waits too.
+//! the mapping itself and waits too. It looks after it has gone over the entries of the mapping, under the lock of the
+//! object's mappings, which the VMA leaves only when its shoot-down has passed.
 //!
 //! # Cutting short
 //!
 //! The length first, so that new faults fail; then the slots of the cache, then the mappings, then the frames, through
-//! the epoch: the order that [`object`](crate::object) asks for.
+//! the epoch: the order that [`object`](crate::object) asks for. Each mapping is shot down once, also where its entries
+//! are empty by now: they were perhaps in use a moment ago, and an access through one may be under way still.
 //!
 //! Both exclude each other, per object, by a lock of their own.
 
-use super::walk::{for_each_mapping_of_object, for_each_space_of_object};
-use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE};
+use super::walk::{for_each_entry, for_each_range_of_object};
+use crate::addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
-use crate::frame::{FrameFlags, FrameList, Grace};
+use crate::frame::{FrameFlags, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::object::Object;
-use crate::page_table::{BUSY, Pte, PteFlags};
+use crate::page_table::{BUSY, Pte, PteFlags, Slot};
+use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
 use core::ops::Range;
 
@@ -52,46 +56,40 @@ impl<H: Host> Object<H> {
         let mut result = Ok(());
         let mut next = pages.start;
         loop {
-            let found = {
+            let batch = {
                 let pin = cpu.pin();
-                self.take_dirty(&pin, next..pages.end)
+                Batch::take(self, &pin, next..pages.end)
             };
-            let Some((index, frame)) = found else { return result };
-            next = index + 1;
-            let mut ticket = Ticket::PASSED;
-            for_each_mapping_of_object(cpu, self, index..index + 1, |mm, vma, ram, addr, slot| {
+            let Some(span) = batch.span() else { return result };
+            next = span.end;
+            let mut passing = Passing::default();
+            for_each_range_of_object(cpu, self, span, |mm, vma, range, first| {
                 if vma.flags().is_private() {
                     return;
                 }
-                let before = loop {
-                    let before = slot.clear_flags::<H::Format>(PteFlags::WRITE | PteFlags::DIRTY);
-                    if before != BUSY {
-                        break before;
+                let mut stored = AddrRange::new(0, 0);
+                for_each_entry(mm, cpu, range, |ram, addr, slot| {
+                    let index = first + ((addr - range.start) >> PAGE_SHIFT);
+                    if batch.contains(index) && clean::<H>(ram, slot) {
+                        let start = if stored.is_empty() { addr } else { stored.start };
+                        stored = AddrRange::new(start, addr + PAGE_SIZE);
                     }
-                    slot.wait_not_busy(ram);
-                };
-                if matches!(Pte::decode::<H::Format>(before), Pte::Page { flags, .. } if flags.contains(PteFlags::WRITE))
-                {
-                    let passed = mm.shoot_down(ram, AddrRange::new(addr, addr + PAGE_SIZE));
-                    // A CPU's shoot-downs pass in order: the last one's ticket stands for all.
-                    if passed != Ticket::PASSED {
-                        ticket = passed;
-                    }
+                });
+                if mm.ending.load(Ordering::SeqCst) > 0 {
+                    // An entry is empty or read-only, but a store that came before that may be under way still.
+                    stored = range;
+                }
+                if !stored.is_empty() {
+                    let pin = cpu.pin();
+                    passing.add(mm.shoot_down(&mm.ram(&pin), stored));
                 }
             });
-            for_each_space_of_object(cpu, self, |mm, vma, ram| {
-                if !vma.flags().is_private() && mm.ending.load(Ordering::SeqCst) > 0 {
-                    // The entry is empty or read-only, but a store that came before that may be under way still.
-                    let passed = mm.shoot_down(ram, vma.range());
-                    if passed != Ticket::PASSED {
-                        ticket = passed;
-                    }
+            // A store that is still under way leaves no new mark: it must arrive before the copies are made.
+            cpu.await_stores(passing.ticket);
+            for &(index, frame) in batch.pages() {
+                if let Err(error) = self.write_page(cpu, index, frame) {
+                    result = Err(error);
                 }
-            });
-            // A store that is still under way leaves no new mark: it must arrive before the copy is made.
-            cpu.await_stores(ticket);
-            if let Err(error) = self.write_page(cpu, index, frame) {
-                result = Err(error);
             }
         }
     }
@@ -126,33 +124,100 @@ impl<H: Host> Object<H> {
             let Some(behind) = self.take_out(&pin, next, &mut list) else { break };
             next = behind;
         }
-        let mut ticket = Ticket::PASSED;
-        for_each_mapping_of_object(cpu, self, first..u64::MAX >> PAGE_SHIFT, |mm, _, ram, addr, slot| {
-            match Pte::decode::<H::Format>(slot.clear(ram)) {
-                Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
-                    let passed = mm.shoot_down(ram, AddrRange::new(addr, addr + PAGE_SIZE));
-                    // A CPU's shoot-downs pass in order: the last one's ticket stands for all.
-                    if passed != Ticket::PASSED {
-                        ticket = passed;
-                    }
-                    if ram.frames.meta(frame).flags().contains(FrameFlags::ANON) {
-                        ram.drop_reference(frame, passed);
+        let mut passing = Passing::default();
+        for_each_range_of_object(cpu, self, first..u64::MAX >> PAGE_SHIFT, |mm, _, range, _| {
+            let mut copies = FrameList::new();
+            for_each_entry(mm, cpu, range, |ram, _, slot| {
+                if let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } =
+                    Pte::decode::<H::Format>(slot.clear(ram))
+                {
+                    let meta = ram.frames.meta(frame);
+                    if meta.flags().contains(FrameFlags::ANON) && meta.dec_references() == 0 {
+                        copies.push(ram.frames, frame);
                     }
                 }
-                _ => {}
-            }
-        });
-        // An entry that is empty by now was perhaps in use a moment ago, and an access through it may be under way still.
-        for_each_space_of_object(cpu, self, |mm, vma, ram| {
-            let passed = mm.shoot_down(ram, vma.range());
-            if passed != Ticket::PASSED {
-                ticket = passed;
-            }
+            });
+            let pin = cpu.pin();
+            let ram = mm.ram(&pin);
+            let ticket = mm.shoot_down(&ram, range);
+            passing.add(ticket);
+            ram.defer(copies, Grace { epoch: None, ticket });
         });
         self.zero_tail(cpu, len);
         let pin = cpu.pin();
-        let grace = Grace { epoch: Some(pin.epoch().now()), ticket };
+        let grace = Grace { epoch: Some(pin.epoch().now()), ticket: passing.ticket };
         let ram = self.machine().ram(&pin);
         ram.defer(list, grace);
+    }
+}
+
+/// Takes the permission to store and the mark of having been stored to out of an entry; true when it had the permission,
+/// and so stores may be under way.
+fn clean<H: Host>(ram: &Ram<'_, H>, slot: &Slot) -> bool {
+    let before = loop {
+        let before = slot.clear_flags::<H::Format>(PteFlags::WRITE | PteFlags::DIRTY);
+        if before != BUSY {
+            break before;
+        }
+        slot.wait_not_busy(ram);
+    };
+    matches!(Pte::decode::<H::Format>(before), Pte::Page { flags, .. } if flags.contains(PteFlags::WRITE))
+}
+
+/// Several shoot-downs of one CPU. They pass in order: the last one's ticket stands for all.
+#[derive(Default)]
+struct Passing {
+    ticket: Ticket,
+}
+
+impl Passing {
+    fn add(&mut self, ticket: Ticket) {
+        if ticket != Ticket::PASSED {
+            self.ticket = ticket;
+        }
+    }
+}
+
+/// Pages in a batch at most: their numbers and frames take a kilobyte of stack.
+const BATCH: usize = 64;
+/// Pages between the first and the last of a batch at most: the entries between dirty pages are looked at too.
+const SPAN: u64 = 512;
+
+/// Dirty pages that are written together, their marks taken away. Ascending.
+struct Batch {
+    pages: [(u64, Frame); BATCH],
+    len: usize,
+}
+
+impl Batch {
+    /// Takes the first dirty pages of `range`.
+    fn take<H: Host>(object: &Object<H>, pin: &Pin<'_>, range: Range<u64>) -> Self {
+        let mut batch = Self { pages: [(0, Frame(0)); BATCH], len: 0 };
+        let mut rest = range;
+        while batch.len < BATCH
+            && let Some((index, frame)) = object.take_dirty(pin, rest.clone())
+        {
+            if batch.len == 0 {
+                rest.end = rest.end.min(index.saturating_add(SPAN));
+            }
+            batch.pages[batch.len] = (index, frame);
+            batch.len += 1;
+            rest.start = index + 1;
+        }
+        batch
+    }
+
+    fn pages(&self) -> &[(u64, Frame)] {
+        &self.pages[..self.len]
+    }
+
+    /// From the first page to behind the last; `None` when there are none.
+    fn span(&self) -> Option<Range<u64>> {
+        let (first, last) = (self.pages().first()?, self.pages().last()?);
+        Some(first.0..last.0 + 1)
+    }
+
+    fn contains(&self, index: u64) -> bool {
+        self.pages().binary_search_by_key(&index, |&(index, _)| index).is_ok()
     }
 }

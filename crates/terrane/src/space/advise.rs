@@ -57,12 +57,15 @@ impl<H: Host> AddressSpace<H> {
         applies: impl Fn(&Vma<H>) -> bool,
     ) -> Result<(), Error> {
         let new = |flags: VmFlags| flags.difference(clear).union(set);
-        let mut change = Change::begin(self.mm(), cpu);
+        let mut change = Change::begin(self.mm(), cpu, range);
+        if self.has_limits() {
+            change.hold_limits();
+        }
         let mut changes = false;
         let splits = {
             let pin = cpu.pin();
-            change.check_covered(&pin, range, |vma| {
-                changes |= new(vma.flags()) != vma.flags();
+            change.check_covered(&pin, range, |vma, seen| {
+                changes |= new(seen.flags) != seen.flags;
                 if applies(vma) { Ok(()) } else { Err(Error::Invalid) }
             })?;
             change.splits(&pin, range)
@@ -72,8 +75,6 @@ impl<H: Host> AddressSpace<H> {
                 return Err(Error::NoMemory);
             }
             change.plan(&cpu.pin(), splits)?;
-            change.split(range.start);
-            change.split(range.end);
             change.set_flags(range, new);
             change.merge_around(range);
         }
@@ -82,21 +83,21 @@ impl<H: Host> AddressSpace<H> {
         Ok(())
     }
 
-    /// `MADV_DONTNEED`. Holds the layout lock for reading: nothing of the layout changes, and faults that run at the
-    /// same time come before or after, page by page.
+    /// `MADV_DONTNEED`. Holds its range (shared), so that what is mapped there stays; faults that run at the same time come before
+    /// or after, page by page.
     fn forget(&self, cpu: &Cpu<H>, range: AddrRange) -> Result<(), Error> {
         let mut next = range.start;
         let mut hole = false;
         {
-            let _layout = self.mm().layout.read();
+            let _steady = self.mm().share(cpu, range);
             let mut sweep = Sweep::new(self.mm(), cpu);
             while next < range.end {
                 let found = {
                     let pin = cpu.pin();
-                    let vma = self.mm().index.first_ending_after(&pin, next);
-                    vma.map(|vma| (vma.range(), vma.object().is_some() && vma.flags().contains(STORES_REACH)))
+                    let vma = self.mm().next_vma(&pin, next, range.end);
+                    vma.map(|(vma, seen)| (seen.range, vma.object().is_some() && seen.flags.contains(STORES_REACH)))
                 };
-                let Some((vma, stores)) = found.filter(|(vma, _)| vma.start < range.end) else {
+                let Some((vma, stores)) = found else {
                     hole = true;
                     break;
                 };
@@ -122,14 +123,12 @@ impl<H: Host> AddressSpace<H> {
         let mut hole = false;
         while next < range.end {
             let found = {
-                let _layout = self.mm().layout.read();
+                let _steady = self.mm().share(cpu, AddrRange::new(next, range.end));
                 let pin = cpu.pin();
-                self.mm()
-                    .index
-                    .first_ending_after(&pin, next)
-                    .map(|vma| (vma.snapshot(), vma.object().cloned()))
+                let vma = self.mm().next_vma(&pin, next, range.end);
+                vma.map(|(vma, seen)| (seen, vma.object().cloned()))
             };
-            let Some((seen, object)) = found.filter(|(seen, _)| seen.range.start < range.end) else {
+            let Some((seen, object)) = found else {
                 return Ok(true);
             };
             hole |= seen.range.start > next;

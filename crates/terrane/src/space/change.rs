@@ -1,45 +1,132 @@
 //! A layout change under way: what it has reserved, and the steps that changes are made of.
 //!
-//! A [`Change`] holds the layout lock for writing. [`Change::plan`] reserves; the other methods change and
-//! cannot fail. Steps that concern a VMA of an object hold the object's mapping lock, and so are not pinned around it; the
-//! others pass one pin on, because each costs 9 ns and a call has a dozen steps.
+//! A [`Change`] holds its range. [`Change::plan`] reserves; the other methods change and cannot fail.
+//!
+//! # Steps
+//!
+//! What is mapped in the range is the change's own business, but records that reach beyond the range are not: see
+//! [`mm`](crate::mm). So each step finds its VMA anew and does everything that belongs together under the lock of one leaf of the
+//! index: bracket of the sequence counter, record, leaf. Between two steps a neighbour may have divided or merged the
+//! record; the attributes at the addresses of the range are the same. A step that needs more divisions than were seen when the
+//! change was planned, because a neighbour has merged with what lies at an end of the range, gets what it needs then; the
+//! change has begun, so should memory have run out just then it waits for some ([`Change::supply`]).
+//!
+//! Steps that concern a VMA of an object hold the object's mapping lock, which blocks, and so are not pinned around it; the
+//! others pass one pin on, because each costs 9 ns and a call has a dozen steps. The object at an address of the range cannot
+//! change, so it is looked up before the lock is taken and need not be compared after.
 
 use super::sweep::Sweep;
-use crate::addr::{AddrRange, PAGE_SHIFT};
+use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
 use crate::host::Host;
+use crate::index::Reserve;
 use crate::machine::{Cpu, Record};
-use crate::mm::{Layout, Mm};
-use crate::object::Object;
+use crate::mm::{Exclusive, Mm};
+use crate::object::{MappingList, Object};
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::sync::{Pin, Shared};
-use crate::vma::{Anon, VmFlags, Vma, merge};
+use crate::vma::{Anon, Snapshot, VmFlags, Vma, merge};
 use core::ops::ControlFlow;
 use core::ptr::NonNull;
 
-/// Records that one change may need at most: `protect` and a fixed mapping split twice, and make one.
+/// Records that one change may need at most: a fixed mapping makes a hole in a VMA of an object (the part to go and the
+/// part above it become VMAs), and a VMA of its own.
 const SPARE: usize = 3;
+
+/// Records and index nodes that a change has reserved.
+struct Supplies<H: Host> {
+    records: [Option<NonNull<Record>>; SPARE],
+    nodes: Reserve<Vma<H>>,
+}
 
 /// A layout change under way.
 pub(super) struct Change<'a, H: Host> {
     pub(super) mm: &'a Mm<H>,
     pub(super) cpu: &'a Cpu<H>,
-    pub(super) layout: lock_api::RwLockWriteGuard<'a, H::RwLock, Layout<H>>,
-    spare: [Option<NonNull<Record>>; SPARE],
+    supplies: Supplies<H>,
+    /// Of a space with limits: nobody else changes how much is mapped.
+    limits: Option<lock_api::MutexGuard<'a, H::Mutex, ()>>,
+    hold: Exclusive<'a, H>,
+}
+
+/// What became of a VMA that reaches into a range that is being unmapped.
+enum Gone<H: Host> {
+    /// All of it lay in the range: it is out of the index.
+    All(NonNull<Vma<H>>),
+    /// The part of an object's VMA that lay in the range: a VMA of its own now, in no index.
+    Piece(NonNull<Vma<H>>),
+    /// The part of memory that lay in the range.
+    Part(AddrRange),
+}
+
+impl<H: Host> Supplies<H> {
+    fn count(&self) -> usize {
+        self.records.iter().flatten().count()
+    }
+
+    /// A VMA from a reserved record, in no index and in no list yet.
+    fn create(
+        &mut self,
+        mm: &Mm<H>,
+        range: AddrRange,
+        flags: VmFlags,
+        pgoff: u64,
+        object: Option<Shared<Object<H>>>,
+    ) -> Option<NonNull<Vma<H>>> {
+        let record = self.records.iter_mut().find_map(Option::take);
+        debug_assert!(record.is_some(), "a change makes more VMAs than it planned");
+        Some(Vma::create(record?, &mm.machine, range, flags, pgoff, object, mm.cookie()))
+    }
+}
+
+/// Makes a VMA for `part` of `vma`, whose bracket is open, with `flags`: with a use of the anon_vma, and in the list of the
+/// object's mappings.
+fn part_off<H: Host>(
+    records: &mut [Option<NonNull<Record>>; SPARE],
+    mm: &Mm<H>,
+    vma: &Vma<H>,
+    seen: Snapshot,
+    part: AddrRange,
+    flags: VmFlags,
+    mappings: Option<&MappingList>,
+) -> Option<NonNull<Vma<H>>> {
+    let record = records.iter_mut().find_map(Option::take);
+    debug_assert!(record.is_some(), "a change makes more VMAs than it planned");
+    let pgoff = seen.index_of(part.start);
+    let made = Vma::create(record?, &mm.machine, part, flags, pgoff, vma.object().cloned(), mm.cookie());
+    // SAFETY: just made.
+    let record = unsafe { made.as_ref() };
+    if let Anon::Some(anon) = vma.anon() {
+        anon.use_again();
+        record.install_anon(NonNull::from(anon));
+    }
+    if let Some(mappings) = mappings {
+        // SAFETY: in no list yet; VMAs do not move.
+        unsafe { mappings.insert(&record.link) };
+    }
+    Some(made)
 }
 
 impl<'a, H: Host> Change<'a, H> {
-    /// Waits for faults on the locked path and for other changes.
+    /// Waits for other calls about an address of `range`, and for faults there that are on the locked path.
     #[inline]
-    pub(super) fn begin(mm: &'a Mm<H>, cpu: &'a Cpu<H>) -> Self {
-        Self { mm, cpu, layout: mm.layout.write(), spare: [None; SPARE] }
+    pub(super) fn begin(mm: &'a Mm<H>, cpu: &'a Cpu<H>, range: AddrRange) -> Self {
+        let hold = mm.exclude(cpu, range);
+        mm.enter(cpu, &[&hold]);
+        let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu.id()) };
+        Self { mm, cpu, supplies, limits: None, hold }
+    }
+
+    /// Keeps others from changing how much is mapped, until this change ends.
+    pub(super) fn hold_limits(&mut self) {
+        self.limits = Some(self.mm.limits.lock());
     }
 
     /// Reserves what a change needs that makes up to `records` VMAs (at most 3).
     pub(super) fn plan(&mut self, pin: &Pin<'_>, records: usize) -> Result<(), OutOfMemory> {
-        self.mm.index.reserve(&mut self.layout.reserve, records)?;
-        for place in self.spare.iter_mut().take(records) {
+        self.mm.index.reserve(&mut self.supplies.nodes, records)?;
+        for place in self.supplies.records.iter_mut().take(records) {
             if place.is_none() {
                 *place = Some(self.mm.machine.records().allocate(pin)?);
             }
@@ -47,24 +134,34 @@ impl<'a, H: Host> Change<'a, H> {
         Ok(())
     }
 
-    /// A VMA from a reserved record, in no index and in no list yet.
-    fn create(
-        &mut self,
-        range: AddrRange,
-        flags: VmFlags,
-        pgoff: u64,
-        object: Option<Shared<Object<H>>>,
-    ) -> Option<NonNull<Vma<H>>> {
-        let record = self.spare.iter_mut().find_map(Option::take);
-        debug_assert!(record.is_some(), "a change makes more VMAs than it planned");
-        Some(Vma::create(record?, &self.mm.machine, range, flags, pgoff, object, self.mm.cookie()))
+    /// Gets records and nodes for the most that a step can need, in the midst of a change, where nothing may fail; see the
+    /// head of the module.
+    #[cold]
+    fn supply(&mut self) {
+        let mut rounds = 0;
+        loop {
+            let pin = self.cpu.pin();
+            if self.plan(&pin, 2).is_ok() {
+                return;
+            }
+            drop(pin);
+            self.cpu.quiesce();
+            self.mm.machine.host().relax(self.cpu.id(), rounds);
+            rounds = rounds.saturating_add(1);
+        }
+    }
+
+    /// Says that the layout is changed: what follows is work on the page table.
+    pub(super) fn committed(&mut self) {
+        self.limits = None;
+        self.hold.committed();
     }
 
     /// Counts and takes the lock of `object`'s mappings.
     pub(super) fn lock_mappings<'o>(
         &self,
         object: Option<&'o Shared<Object<H>>>,
-    ) -> Option<lock_api::MutexGuard<'o, H::Mutex, crate::object::MappingList>> {
+    ) -> Option<lock_api::MutexGuard<'o, H::Mutex, MappingList>> {
         let object = object?;
         let pin = self.cpu.pin();
         self.mm.machine.stats().count(&pin, Counter::RmapLock);
@@ -81,8 +178,9 @@ impl<'a, H: Host> Change<'a, H> {
         pgoff: u64,
         object: Option<Shared<Object<H>>>,
     ) {
-        let Some(vma) = self.create(range, flags, pgoff, object) else { return };
-        // SAFETY: just made; VMAs are freed an epoch after they leave the index, under this lock.
+        let Some(vma) = self.supplies.create(self.mm, range, flags, pgoff, object) else { return };
+        // SAFETY: just made; VMAs are freed an epoch after they leave the index, and this one only by a change of
+        // its range, which is ours.
         let record = unsafe { vma.as_ref() };
         let pin = if record.object().is_none() {
             pin
@@ -95,90 +193,127 @@ impl<'a, H: Host> Change<'a, H> {
             }
             self.cpu.pin()
         };
-        self.mm.index.insert(&mut self.layout.reserve, &pin, vma);
-        self.layout.total_pages += range.pages();
+        self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
+        self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
     }
 
-    /// Divides the VMA that contains `at` there, unless it begins there. No new VMA when none contains it.
-    pub(super) fn split(&mut self, at: u64) {
-        let found = {
-            let pin = self.cpu.pin();
-            self.mm.index.find(&pin, at).map(NonNull::from)
-        };
-        let Some(low) = found else { return };
-        // SAFETY: in the index, which only this change may take it from.
-        let low = unsafe { low.as_ref() };
-        let seen = low.snapshot();
-        if seen.range.start == at {
-            return;
-        }
-        let upper = AddrRange::new(at, seen.range.end);
-        let Some(high) = self.create(upper, seen.flags, seen.index_of(at), low.object().cloned()) else {
-            return;
-        };
-        // SAFETY: just made.
-        let record = unsafe { high.as_ref() };
-        let mappings = self.lock_mappings(low.object());
+    /// Maps `range`, which is free, by letting the VMA that ends where it starts grow, if `fits` says that the two are one
+    /// mapping. Takes no reverse-mapping lock (requirement E2), unless the baseline asks for it.
+    pub(super) fn grow_up(
+        &mut self,
+        range: AddrRange,
+        with_rmap_lock: bool,
+        fits: impl Fn(&Vma<H>) -> bool,
+    ) -> bool {
+        let lender = if with_rmap_lock { self.visit_anon(range.start.wrapping_sub(1)) } else { None };
+        // SAFETY: visited: it stays until `leave`.
+        let tree = lender.map(|anon| unsafe { anon.as_ref() }.lock_tree());
         let pin = self.cpu.pin();
-        low.change(|low| {
-            if let Anon::Some(anon) = low.anon() {
-                anon.use_again();
-                record.install_anon(NonNull::from(anon));
-            }
-            if let Some(mappings) = &mappings {
-                // SAFETY: in no list yet; VMAs do not move.
-                unsafe { mappings.insert(&record.link) };
-            }
-            low.set_end(at);
-            self.mm.index.divide(&mut self.layout.reserve, &pin, seen.range.start, at, high);
-        });
-        self.mm.machine.stats().count(&pin, Counter::VmaSplit);
+        let grown =
+            self.mm.index.extend_up(&mut self.supplies.nodes, &pin, range.start, range.end, |low| {
+                let fits = fits(low);
+                if fits {
+                    self.mm.note(self.cpu, &pin, low);
+                    low.change(|low| low.set_end(range.end));
+                }
+                fits
+            });
+        drop(pin);
+        drop(tree);
+        if let Some(anon) = lender {
+            // SAFETY: ends the visit above.
+            unsafe { anon.as_ref().leave(&self.cpu.participant()) };
+        }
+        if grown {
+            self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
+        }
+        grown
     }
 
-    /// Merges the VMA that ends at `at` with the one that begins there, if they are one mapping.
+    /// The anon_vma of the VMA at `addr`, visited, for the baseline that locks its tree.
+    fn visit_anon(&self, addr: u64) -> Option<NonNull<AnonVma<H>>> {
+        let pin = self.cpu.pin();
+        let anon = self.mm.index.find(&pin, addr)?.anon_vma().filter(|anon| anon.visit())?;
+        self.mm.machine.stats().count(&pin, Counter::RmapLock);
+        Some(NonNull::from(anon))
+    }
+
+    /// The same downwards: the VMA of `object` that begins where `range` ends.
+    pub(super) fn grow_down(
+        &mut self,
+        range: AddrRange,
+        object: Option<&Shared<Object<H>>>,
+        fits: impl Fn(&Vma<H>) -> bool,
+    ) -> bool {
+        let mappings = self.lock_mappings(object);
+        let pin = self.cpu.pin();
+        let grown =
+            self.mm.index.extend_down(&mut self.supplies.nodes, &pin, range.end, range.start, |high| {
+                let fits = fits(high);
+                if fits {
+                    self.mm.note(self.cpu, &pin, high);
+                    high.change(|high| high.set_start(range.start));
+                }
+                fits
+            });
+        drop(mappings);
+        if grown {
+            self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
+        }
+        grown
+    }
+
+    /// Merges the VMA that ends at `at` with the one that begins there, if they are one mapping. At least one of the two
+    /// reaches into the change's range.
     pub(super) fn merge_at(&mut self, at: u64) {
-        let found = {
+        let object = {
             let pin = self.cpu.pin();
             let low = at.checked_sub(1).and_then(|last| self.mm.index.find(&pin, last));
             let high = self.mm.index.find(&pin, at);
-            low.zip(high)
-                .filter(|(low, high)| high.start() == at && merge::can_merge(low, high))
-                .map(|(low, high)| (NonNull::from(low), NonNull::from(high)))
-        };
-        let Some((low, high_ptr)) = found else { return };
-        // SAFETY: both are in the index, which only this change may take them from.
-        let (low, high) = unsafe { (low.as_ref(), high_ptr.as_ref()) };
-        let mappings = self.lock_mappings(low.object());
-        let end = high.end();
-        // No fault may set one of the pointers while they are compared and joined.
-        low.freeze_anon();
-        high.freeze_anon();
-        if !merge::can_merge(low, high) {
-            high.thaw_anon(None);
-            low.thaw_anon(None);
-            return;
-        }
-        let pin = self.cpu.pin();
-        low.seq.write_begin();
-        high.seq.kill();
-        let anon = high.close_anon();
-        let spare = match low.anon() {
-            Anon::Some(_) => anon,
-            _ => {
-                low.thaw_anon(anon);
-                None
+            // A first look: as a rule there is nothing to merge.
+            match low.zip(high) {
+                Some((low, high)) if high.start() == at && merge::can_merge(low, high) => low.object().cloned(),
+                _ => return,
             }
         };
-        low.set_end(end);
-        self.mm.index.join(&mut self.layout.reserve, &pin, low.start(), at);
-        low.seq.write_end();
+        let mappings = self.lock_mappings(object.as_ref());
+        let pin = self.cpu.pin();
+        let mut spare = None;
+        let merged = self.mm.index.join(&mut self.supplies.nodes, &pin, at, |low, high| {
+            // No fault may set one of the pointers while they are compared and joined.
+            low.freeze_anon();
+            high.freeze_anon();
+            let same_object = match (low.object(), &object) {
+                (Some(a), Some(b)) => Shared::ptr_eq(a, b),
+                (None, None) => true,
+                _ => false,
+            };
+            if !same_object || !merge::can_merge(low, high) {
+                high.thaw_anon(None);
+                low.thaw_anon(None);
+                return false;
+            }
+            self.mm.note(self.cpu, &pin, low);
+            self.mm.note(self.cpu, &pin, high);
+            low.seq.write_begin();
+            high.seq.kill();
+            let anon = high.close_anon();
+            match low.anon() {
+                Anon::Some(_) => spare = anon,
+                _ => low.thaw_anon(anon),
+            }
+            low.set_end(high.end());
+            low.seq.write_end();
+            true
+        });
+        let Some(high) = merged else { return };
         if let Some(mappings) = &mappings {
             // SAFETY: it joined the list when it was made.
-            unsafe { mappings.remove(&high.link) };
+            unsafe { mappings.remove(&high.as_ref().link) };
         }
         self.mm.machine.stats().count(&pin, Counter::VmaMerge);
         // SAFETY: out of the index and the list.
-        unsafe { Vma::retire(high_ptr, &pin) };
+        unsafe { Vma::retire(high, &pin) };
         drop(pin);
         drop(mappings);
         self.end_use(spare);
@@ -191,149 +326,178 @@ impl<'a, H: Host> Change<'a, H> {
         }
     }
 
-    /// Moves the end of the VMA that starts at `start`: upwards over free addresses, or downwards; what is cut off
-    /// is to be swept after. Takes no reverse-mapping lock (requirement E2), unless the baseline asks for it.
-    pub(super) fn move_end(&mut self, start: u64, end: u64, with_rmap_lock: bool) {
-        let found = {
-            let pin = self.cpu.pin();
-            self.mm.index.find(&pin, start).map(NonNull::from)
-        };
-        let Some(vma) = found else { return };
-        // SAFETY: in the index, which only this change may take it from.
-        let vma = unsafe { vma.as_ref() };
-        let tree = vma.anon_vma().filter(|_| with_rmap_lock).map(|anon| {
-            let pin = self.cpu.pin();
-            self.mm.machine.stats().count(&pin, Counter::RmapLock);
-            drop(pin);
-            anon.lock_tree()
-        });
-        let pin = self.cpu.pin();
-        let before = vma.range().pages();
-        vma.change(|vma| {
-            vma.set_end(end);
-            self.mm.index.move_end(&mut self.layout.reserve, &pin, start, end);
-        });
-        self.layout.total_pages = self.layout.total_pages - before + ((end - start) >> PAGE_SHIFT);
-        drop(tree);
+    /// True when nothing is mapped in `range`, which is the change's.
+    #[inline]
+    pub(super) fn is_free(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
+        self.mm.next_vma(pin, range.start, range.end).is_none()
     }
 
-    /// Moves the start of the VMA that starts at `start`: downwards over free addresses, or upwards; what is cut off is
-    /// to be swept after.
-    pub(super) fn move_start(&mut self, start: u64, to: u64) {
-        let found = {
-            let pin = self.cpu.pin();
-            self.mm.index.find(&pin, start).map(NonNull::from)
-        };
-        let Some(vma) = found else { return };
-        // SAFETY: in the index, which only this change may take it from.
-        let vma = unsafe { vma.as_ref() };
-        let mappings = self.lock_mappings(vma.object());
-        let pin = self.cpu.pin();
-        let before = vma.range().pages();
-        vma.change(|vma| {
-            vma.set_start(to);
-            self.mm.index.move_start(&mut self.layout.reserve, &pin, start, to);
+    /// Unmaps `range` if it is exactly one VMA, which takes nothing from reserves. False, and nothing done, when it is not.
+    #[inline]
+    pub(super) fn remove_whole(&mut self, pin: Pin<'_>, range: AddrRange) -> bool {
+        let found = self.mm.index.find(&pin, range.start);
+        let Some(vma) = found.filter(|vma| vma.range() == range) else { return false };
+        let vma = NonNull::from(vma);
+        let removed = self.mm.index.edit(&mut self.supplies.nodes, &pin, range.start, 0, |vma, edit| {
+            let whole = edit.range() == range;
+            if whole {
+                vma.seq.kill();
+                edit.remove();
+            }
+            whole
         });
-        self.layout.total_pages = self.layout.total_pages - before + vma.range().pages();
-        drop(mappings);
-    }
-
-    /// What [`remove`](Self::remove) will meet in `range`.
-    pub(super) fn look_at(&self, pin: &Pin<'_>, range: AddrRange) -> Affected<H> {
-        let cut_of = |vma: &Vma<H>| Cut { vma: vma.range(), has_object: vma.object().is_some() };
-        let cut = |at: u64| self.mm.index.find(pin, at).map(cut_of);
-        let first = self.mm.index.find(pin, range.start);
-        // Most calls unmap exactly one VMA: found with one lookup, and nothing else in the way.
-        let whole = first.filter(|vma| vma.range() == range).map(NonNull::from);
-        if whole.is_some() {
-            return Affected { anything: true, whole, low: None, high: None };
+        if removed != Some(true) {
+            return false;
         }
-        let first = first.map(cut_of);
-        let low = first.filter(|cut| cut.vma.start < range.start);
-        let high = match first {
-            Some(cut) if cut.vma.end > range.end => Some(cut),
-            Some(cut) if cut.vma.end == range.end => None,
-            _ => cut(range.end).filter(|cut| cut.vma.start < range.end),
-        };
-        let anything = first.is_some()
-            || high.is_some()
-            || self.mm.index.first_ending_after(pin, range.start).is_some_and(|vma| vma.start() < range.end);
-        Affected { anything, whole, low, high }
+        self.mm.mapped.add(self.cpu.id(), -(range.pages() as i64));
+        self.committed();
+        // SAFETY: it was whole and at this address, which is ours: the one that was found; not yet retired.
+        let record = unsafe { vma.as_ref() };
+        // Memory that was never touched: nothing to sweep, and all under one pin.
+        if record.object().is_none() && !self.has_tables(&pin, range) {
+            let anon = record.close_anon();
+            // SAFETY: out of the index, and in no list.
+            unsafe { Vma::retire(vma, &pin) };
+            drop(pin);
+            self.cpu.count(Counter::TlbFlushSkipped, 1);
+            self.end_use(anon);
+            return true;
+        }
+        drop(pin);
+        record.chain_removed(None);
+        self.sweep_removed(range, Some(vma), &[]);
+        true
     }
 
     /// Unmaps `range`: what is mapped there is gone from the index, the page table and the reverse mapping.
-    /// `affected` is what [`look_at`](Self::look_at) said, and [`plan`](Self::plan) has reserved its
-    /// [`records`](Affected::records).
-    pub(super) fn remove(&mut self, range: AddrRange, affected: &Affected<H>) {
-        // What is cut off from VMAs that stay, and so is in no removed one.
-        let mut cut_off = [AddrRange::new(0, 0); 2];
-        match (affected.low, affected.high) {
-            (Some(low), Some(high)) if low.vma == high.vma => {
-                // A hole: the upper part becomes a VMA of its own.
-                self.split(range.end);
-                cut_off[0] = self.cut_top(low, range);
-            }
-            (low, high) => {
-                if let Some(low) = low {
-                    cut_off[0] = self.cut_top(low, range);
-                }
-                if let Some(high) = high {
-                    cut_off[1] = self.cut_bottom(high, range);
-                }
-            }
-        }
-        // Whole VMAs now. From here on no fault finds them, and those under way see the killed counters.
+    /// [`plan`](Self::plan) has reserved [`removal`](Self::removal)'s records. `last`: nothing else is changed after.
+    pub(super) fn remove(&mut self, range: AddrRange, last: bool) {
         let mut removed: Option<NonNull<Vma<H>>> = None;
-        let mut pin = self.cpu.pin();
+        // What is cut off from VMAs of memory that stay.
+        let mut parts = [AddrRange::new(0, 0); 2];
+        let mut cut = 0;
         let mut at = range.start;
         let mut count = 0;
         while at < range.end {
-            let next = match affected.whole {
-                // SAFETY: it was in the index under the layout lock, which we have held since.
-                Some(vma) => Some(unsafe { vma.as_ref() }),
-                // The next one, as a rule, begins where the last one ended.
-                None => {
-                    let there = self.mm.index.find(&pin, at);
-                    there.or_else(|| self.mm.index.first_ending_after(&pin, at))
+            let Some((next, gone)) = self.remove_next(range, at) else { break };
+            at = next;
+            match gone {
+                Gone::All(vma) | Gone::Piece(vma) => {
+                    // SAFETY: just taken out, or made and never in; ours until retired.
+                    unsafe { vma.as_ref() }.chain_removed(removed);
+                    removed = Some(vma);
                 }
-            };
-            let Some(vma) = next.filter(|vma| vma.start() < range.end) else { break };
-            let start = vma.start();
-            at = vma.end();
-            vma.seq.kill();
-            self.layout.total_pages -= vma.range().pages();
-            // For merging nodes that run empty. Without memory for that they stay, and removing goes on, more slowly.
-            let _ = self.mm.index.reserve(&mut self.layout.reserve, 0);
-            let Some(gone) = self.mm.index.remove(&mut self.layout.reserve, &pin, start) else { break };
-            // SAFETY: just removed, not yet retired.
-            unsafe { gone.as_ref() }.chain_removed(removed);
-            removed = Some(gone);
+                Gone::Part(part) => {
+                    // One at each end of the range at most.
+                    parts[cut % 2] = part;
+                    cut += 1;
+                }
+            }
             count += 1;
             if count % 256 == 0 {
-                // No pin is to last long, and nodes given up on the way are to come back.
-                drop(pin);
+                // Nodes given up on the way are to come back.
                 self.cpu.participant().collect();
-                pin = self.cpu.pin();
             }
         }
-        // One VMA of memory that was never touched: nothing to sweep, and all under one pin.
-        if let Some(gone) = removed
-            // SAFETY: in our chain; retired below or further down.
-            && let vma = unsafe { gone.as_ref() }
-            && vma.next_removed().is_none()
-            && vma.object().is_none()
-            && cut_off.iter().all(AddrRange::is_empty)
-            && !self.has_tables(&pin, vma.range())
-        {
-            let anon = vma.close_anon();
-            // SAFETY: out of the index, and in no list.
-            unsafe { Vma::retire(gone, &pin) };
-            drop(pin);
-            return self.end_use(anon);
+        if last {
+            self.committed();
         }
-        drop(pin);
+        self.sweep_removed(range, removed, &parts[..cut.min(2)]);
+    }
+
+    /// Takes the first VMA in `at..range.end` out of the range, whole or in part; returns where to go on, or `None` when
+    /// nothing is left.
+    fn remove_next(&mut self, range: AddrRange, at: u64) -> Option<(u64, Gone<H>)> {
+        loop {
+            let pin = self.cpu.pin();
+            let (vma, seen) = self.mm.next_vma(&pin, at, range.end)?;
+            let probe = seen.range.start.max(at);
+            let is_hole = seen.range.start < range.start && seen.range.end > range.end;
+            let object = vma.object().cloned();
+            let (pin, mappings) = match &object {
+                None => (pin, None),
+                Some(_) => {
+                    drop(pin);
+                    let mappings = self.lock_mappings(object.as_ref());
+                    (self.cpu.pin(), mappings)
+                }
+            };
+            let supplied = self.supplies.count();
+            let (mm, cpu, Supplies { records, nodes }) = (self.mm, self.cpu, &mut self.supplies);
+            // For merging nodes that run empty. Without memory for that they stay, and removing goes on, more slowly.
+            if !is_hole {
+                let _ = mm.index.reserve(nodes, 0);
+            }
+            let gone = mm.index.edit(nodes, &pin, probe, usize::from(is_hole), |vma, edit| {
+                let all = edit.range();
+                let part = all.intersection(range);
+                let (low, high) = (all.start < range.start, all.end > range.end);
+                let hole = low && high;
+                let needs = usize::from(hole) + usize::from((low || high) && mappings.is_some());
+                if hole && !is_hole || needs > supplied {
+                    return None; // a neighbour has merged with it meanwhile
+                }
+                let next = part.end;
+                if !low && !high {
+                    vma.seq.kill();
+                    edit.remove();
+                    return Some((next, Gone::All(NonNull::from(vma))));
+                }
+                mm.note(cpu, &pin, vma);
+                let seen = vma.snapshot();
+                vma.seq.write_begin();
+                let gone = match mappings.as_deref() {
+                    None => Some(Gone::Part(part)),
+                    // The part to go must stay in the object's list until it is swept, so it becomes a VMA.
+                    list @ Some(_) => part_off(records, mm, vma, seen, part, seen.flags, list).map(|piece| {
+                        // SAFETY: just made.
+                        unsafe { piece.as_ref() }.seq.kill();
+                        Gone::Piece(piece)
+                    }),
+                };
+                if hole {
+                    let upper = AddrRange::new(range.end, all.end);
+                    let list = mappings.as_deref();
+                    if let Some(upper) = part_off(records, mm, vma, seen, upper, seen.flags, list) {
+                        edit.divide(range.end, upper);
+                    }
+                }
+                if low {
+                    vma.set_end(range.start);
+                    edit.set_end(range.start);
+                } else {
+                    vma.set_start(range.end);
+                    edit.set_start(range.end);
+                }
+                vma.seq.write_end();
+                gone.map(|gone| (next, gone))
+            });
+            if let Some(Some((next, gone))) = gone {
+                let pages = match &gone {
+                    Gone::Part(part) => part.pages(),
+                    // SAFETY: ours until retired.
+                    Gone::All(vma) | Gone::Piece(vma) => unsafe { vma.as_ref() }.range().pages(),
+                };
+                mm.mapped.add(self.cpu.id(), -(pages as i64));
+                if is_hole {
+                    mm.machine.stats().count(&pin, Counter::VmaSplit);
+                }
+                return Some((next, gone));
+            }
+            drop((pin, mappings));
+            self.supply();
+        }
+    }
+
+    /// Sweeps what has been unmapped: `parts`, and the VMAs of the chain, which end here.
+    fn sweep_removed(
+        &mut self,
+        range: AddrRange,
+        mut removed: Option<NonNull<Vma<H>>>,
+        parts: &[AddrRange],
+    ) {
         let mut sweep = Sweep::new(self.mm, self.cpu);
-        for part in cut_off {
+        for &part in parts {
             // Never of an object: those are divided, not cut.
             sweep.zap(part, false);
         }
@@ -366,80 +530,184 @@ impl<'a, H: Host> Change<'a, H> {
         self.mm.page_table.for_each_run(&self.mm.ram(pin), range, |_| ControlFlow::Break(())).is_break()
     }
 
-    /// Makes the VMA of `cut` end where `range` starts; returns what it lost.
-    fn cut_top(&mut self, cut: Cut, range: AddrRange) -> AddrRange {
-        if cut.has_object {
-            // The part to go must stay in the object's list until it is swept, so it becomes a VMA.
-            self.split(range.start);
-            return AddrRange::new(0, 0);
+    /// What unmapping `range` comes to; exact but for records that neighbours change meanwhile.
+    pub(super) fn removal(&self, pin: &Pin<'_>, range: AddrRange) -> Removal {
+        let low = self.mm.next_vma(pin, range.start, range.end);
+        let high = self.mm.vma_at(pin, range.end - 1).filter(|(_, seen)| seen.range.end > range.end);
+        let is_low = |seen: &Snapshot| seen.range.start < range.start;
+        Removal {
+            anything: low.is_some(),
+            is_hole: low.is_some_and(|(_, seen)| is_low(&seen) && seen.range.end > range.end),
+            records: match (low, high) {
+                (Some((low, seen)), _) if is_low(&seen) && seen.range.end > range.end => {
+                    1 + usize::from(low.object().is_some())
+                }
+                (low, high) => {
+                    let low = low.filter(|(_, seen)| is_low(seen));
+                    [low, high].iter().flatten().filter(|(vma, _)| vma.object().is_some()).count()
+                }
+            },
         }
-        self.move_end(cut.vma.start, range.start, false);
-        AddrRange::new(range.start, cut.vma.end.min(range.end))
     }
 
-    /// Makes the VMA of `cut` start where `range` ends; returns what it lost.
-    fn cut_bottom(&mut self, cut: Cut, range: AddrRange) -> AddrRange {
-        if cut.has_object {
-            self.split(range.end);
-            return AddrRange::new(0, 0);
+    /// Changes the attributes in `range` to `new` of what they are. VMAs that reach beyond the range are divided;
+    /// [`plan`](Self::plan) has reserved a record for each of the two.
+    pub(super) fn set_flags(&mut self, range: AddrRange, new: impl Fn(VmFlags) -> VmFlags) {
+        let mut at = range.start;
+        while at < range.end {
+            let pin = self.cpu.pin();
+            let Some((vma, seen)) = self.mm.next_vma(&pin, at, range.end) else { return };
+            let at_vma = seen.range.start.max(at);
+            let over = |vma: AddrRange| {
+                usize::from(vma.start < range.start) + usize::from(vma.end > range.end)
+            };
+            let room = over(seen.range);
+            if new(seen.flags) == seen.flags {
+                at = seen.range.end.min(range.end);
+                continue;
+            }
+            // Only a division changes the list.
+            let object = vma.object().filter(|_| room > 0).cloned();
+            let (pin, mappings) = match &object {
+                None => (pin, None),
+                Some(_) => {
+                    drop(pin);
+                    let mappings = self.lock_mappings(object.as_ref());
+                    (self.cpu.pin(), mappings)
+                }
+            };
+            let supplied = self.supplies.count();
+            let (mm, cpu, Supplies { records, nodes }) = (self.mm, self.cpu, &mut self.supplies);
+            let done = mm.index.edit(nodes, &pin, at_vma, room, |vma, edit| {
+                let all = edit.range();
+                if over(all) > room.min(supplied) {
+                    return None; // a neighbour has merged with it meanwhile
+                }
+                let seen = vma.snapshot();
+                let list = mappings.as_deref();
+                let flags = new(seen.flags);
+                if over(all) > 0 {
+                    mm.note(cpu, &pin, vma);
+                }
+                vma.seq.write_begin();
+                if all.end > range.end {
+                    let upper = AddrRange::new(range.end, all.end);
+                    if let Some(upper) = part_off(records, mm, vma, seen, upper, seen.flags, list) {
+                        vma.set_end(range.end);
+                        edit.divide(range.end, upper);
+                    }
+                }
+                if all.start < range.start {
+                    let part = all.intersection(range);
+                    if let Some(middle) = part_off(records, mm, vma, seen, part, flags, list) {
+                        vma.set_end(range.start);
+                        edit.divide(range.start, middle);
+                    }
+                } else {
+                    vma.set_flags(flags);
+                }
+                vma.seq.write_end();
+                Some((all.end.min(range.end), over(all)))
+            });
+            if let Some(Some((next, divided))) = done {
+                at = next;
+                mm.machine.stats().add(&pin, Counter::VmaSplit, divided as u64);
+                continue;
+            }
+            drop((pin, mappings));
+            self.supply();
         }
-        self.move_start(cut.vma.start, range.end);
-        AddrRange::new(cut.vma.start, range.end)
     }
 
-    /// Calls `visit` for each VMA that overlaps `range`, ascending.
+    /// Merges VMAs in and beside `range` that have become one mapping.
+    pub(super) fn merge_around(&mut self, range: AddrRange) {
+        // From above, so that each boundary is still there when it is looked at. Boundaries inside: only where several
+        // VMAs lay in the range.
+        self.merge_at(range.end);
+        let mut at = range.end;
+        loop {
+            let below = {
+                let pin = self.cpu.pin();
+                self.mm.index.last_starting_before(&pin, at).map(Vma::start)
+            };
+            match below {
+                Some(start) if start > range.start => {
+                    self.merge_at(start);
+                    at = start;
+                }
+                _ => break,
+            }
+        }
+        self.merge_at(range.start);
+    }
+
+    /// Cuts `gone` off the VMA that ends with it and reaches below it; it is to be swept after. False when there is no such
+    /// VMA of private memory.
+    pub(super) fn cut_top(&mut self, gone: AddrRange, with_rmap_lock: bool) -> bool {
+        let lender = if with_rmap_lock { self.visit_anon(gone.start) } else { None };
+        // SAFETY: visited: it stays until `leave`.
+        let tree = lender.map(|anon| unsafe { anon.as_ref() }.lock_tree());
+        let pin = self.cpu.pin();
+        let cut = self.mm.index.edit(&mut self.supplies.nodes, &pin, gone.start, 0, |vma, edit| {
+            let all = edit.range();
+            let fits = all.end == gone.end && all.start < gone.start && vma.object().is_none();
+            if fits {
+                self.mm.note(self.cpu, &pin, vma);
+                vma.change(|vma| vma.set_end(gone.start));
+                edit.set_end(gone.start);
+            }
+            fits
+        });
+        drop(pin);
+        drop(tree);
+        if let Some(anon) = lender {
+            // SAFETY: ends the visit above.
+            unsafe { anon.as_ref().leave(&self.cpu.participant()) };
+        }
+        let cut = cut == Some(true);
+        if cut {
+            self.mm.mapped.add(self.cpu.id(), -(gone.pages() as i64));
+        }
+        cut
+    }
+
+    /// Calls `visit` for each VMA that overlaps `range`, which is the change's, ascending, with its attributes.
     pub(super) fn for_each(
         &self,
         pin: &Pin<'_>,
         range: AddrRange,
-        visit: impl FnMut(&Vma<H>) -> ControlFlow<()>,
+        mut visit: impl FnMut(&Vma<H>, Snapshot) -> ControlFlow<()>,
     ) {
-        self.mm.index.for_each(pin, range, visit);
-    }
-}
-
-/// What is mapped in a range that is about to be unmapped.
-pub(super) struct Affected<H: Host> {
-    /// Whether anything is.
-    pub(super) anything: bool,
-    /// The one VMA that is, if the range is all of it.
-    whole: Option<NonNull<Vma<H>>>,
-    /// The VMA that reaches over the start.
-    low: Option<Cut>,
-    /// The VMA that reaches over the end; perhaps the same.
-    high: Option<Cut>,
-}
-
-impl<H: Host> Affected<H> {
-    /// True when one VMA reaches over both ends, and so becomes two.
-    pub(super) fn is_hole(&self) -> bool {
-        matches!((self.low, self.high), (Some(low), Some(high)) if low.vma == high.vma)
-    }
-
-    /// Records that [`Change::remove`] needs.
-    pub(super) fn records(&self) -> usize {
-        match (self.low, self.high) {
-            (Some(low), Some(high)) if low.vma == high.vma => 1 + usize::from(low.has_object),
-            (low, high) => [low, high].iter().flatten().filter(|cut| cut.has_object).count(),
+        let mut at = range.start;
+        while let Some((vma, seen)) = self.mm.next_vma(pin, at, range.end) {
+            at = seen.range.end;
+            if visit(vma, seen).is_break() || at >= range.end {
+                return;
+            }
         }
     }
 }
 
-/// A VMA that reaches over a boundary of a range.
-#[derive(Clone, Copy)]
-struct Cut {
-    vma: AddrRange,
-    has_object: bool,
+/// What unmapping a range comes to.
+pub(super) struct Removal {
+    /// Whether anything is mapped there.
+    pub(super) anything: bool,
+    /// One VMA reaches over both ends, and so becomes two.
+    pub(super) is_hole: bool,
+    /// Records to plan for.
+    pub(super) records: usize,
 }
 
 impl<H: Host> Drop for Change<'_, H> {
     fn drop(&mut self) {
-        if self.spare.iter().any(Option::is_some) {
+        if self.supplies.records.iter().any(Option::is_some) {
             let pin = self.cpu.pin();
-            for record in self.spare.iter_mut().filter_map(Option::take) {
+            for record in self.supplies.records.iter_mut().filter_map(Option::take) {
                 // SAFETY: allocated by `plan`, made into nothing.
                 unsafe { self.mm.machine.records().free(&pin, record) };
             }
         }
+        let nodes = core::mem::take(&mut self.supplies.nodes);
+        self.mm.give_reserve(self.cpu.id(), nodes);
     }
 }

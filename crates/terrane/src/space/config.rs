@@ -5,6 +5,17 @@ use crate::error::Error;
 use crate::mm::Locking;
 use crate::page_table::Format;
 
+/// Where mappings go that ask for no address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Placement {
+    /// Where Linux puts them: at the highest free addresses.
+    #[default]
+    Linux,
+    /// Small ones into a stretch of addresses that belongs to the CPU, so that CPUs map and unmap side by side; large ones
+    /// as Linux does.
+    PerCpu,
+}
+
 /// How a space behaves. `SpaceConfig::default()` is a space as Linux would set it up, with speculative faults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -18,6 +29,8 @@ pub struct SpaceConfig {
     /// Where free addresses are looked for from above, page-aligned; above it only when there is no room below.
     /// 0 (the default) stands for the end of the range.
     pub map_top: u64,
+    /// Where mappings go that ask for no address. Default as in Linux.
+    pub placement: Placement,
     /// Looks for free addresses from below, as Linux does for programs with a limited stack. Default false.
     pub bottom_up: bool,
     /// Aligns shared mappings so that address and offset agree in these bits, for caches indexed by virtual addresses.
@@ -43,6 +56,7 @@ impl Default for SpaceConfig {
             fault_around: 64 << 10,
             range: AddrRange { start: 64 << 10, end: 0 },
             map_top: 0,
+            placement: Placement::Linux,
             bottom_up: false,
             colour_mask: 0,
             map_limit: None,

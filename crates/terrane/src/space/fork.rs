@@ -21,6 +21,7 @@ use super::share::share_pages;
 use crate::error::{Error, OutOfMemory};
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::{VmFlags, Vma};
 use core::ptr::NonNull;
@@ -52,9 +53,15 @@ impl<H: Host> AddressSpace<H> {
     }
 
     fn copy_into(&self, cpu: &Cpu<H>, child: &Self) -> Result<(), OutOfMemory> {
-        let parent = Change::begin(self.mm(), cpu);
-        let mut copy = Change::begin(child.mm(), cpu);
-        copy.layout.heap = parent.layout.heap;
+        let _heap = self.mm().heap.lock();
+        let all = self.mm().exclude(cpu, self.config().range);
+        // It stays as it is here: a listing need not wait.
+        all.committed();
+        let mut copy = Change::begin(child.mm(), cpu, self.config().range);
+        child.mm().heap.set(self.mm().heap.range());
+        if let (Some(mine), Some(theirs)) = (&self.stretches, &child.stretches) {
+            theirs.copy_from(mine);
+        }
         let mut protected = false;
         self.mm().forking.store(true, Ordering::SeqCst);
         let mut next = 0;
@@ -65,7 +72,7 @@ impl<H: Host> AddressSpace<H> {
                 self.mm().index.first_ending_after(&pin, next).map(NonNull::from)
             };
             let Some(vma) = found else { break };
-            // SAFETY: in the index, under the layout lock that we hold for writing.
+            // SAFETY: in the index, and no other call changes anything: the whole space is ours.
             let vma = unsafe { vma.as_ref() };
             next = vma.end();
             if vma.flags().contains(VmFlags::DONTCOPY) {
@@ -83,6 +90,8 @@ impl<H: Host> AddressSpace<H> {
             };
             // The pages must stand still before either side copies or shows them.
             cpu.await_stores(ticket);
+        } else {
+            cpu.count(Counter::TlbFlushSkipped, 1);
         }
         self.mm().forking.store(false, Ordering::Release);
         result
@@ -116,7 +125,7 @@ impl<H: Host> AddressSpace<H> {
                     made.install_anon(anon);
                 }
             }
-            // Private copies of a file's pages vanish when the file is cut short, whatever the layout lock says: that
+            // Private copies of a file's pages vanish when the file is cut short, whatever range is held: that
             // walk holds this lock, and would free a page between our look at its entry and our counting it.
             let _mappings = copy.lock_mappings(vma.object());
             share_pages(self.mm(), child.mm(), cpu, seen.range, protected)

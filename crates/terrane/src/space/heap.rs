@@ -13,6 +13,7 @@ use crate::host::Host;
 use crate::index::Entry;
 use crate::machine::Cpu;
 use crate::vma::{Prot, VmFlags};
+use core::cmp;
 
 impl<H: Host> AddressSpace<H> {
     /// Says where the heap begins (in bytes; the first page boundary at or above is where it is mapped), as a program loader
@@ -21,93 +22,101 @@ impl<H: Host> AddressSpace<H> {
     /// # Errors
     /// [`Error::Invalid`] when `start` lies outside the space's range or a heap is mapped already.
     pub fn set_heap(&self, cpu: &Cpu<H>, start: u64) -> Result<(), Error> {
-        let mut change = Change::begin(self.mm(), cpu);
+        let heap = &self.mm().heap;
+        let _one_at_a_time = heap.lock();
         let inside = self.config().range.contains(start) && page_ceil(start).is_some();
-        if !inside || !change.layout.heap.is_empty() {
+        if !inside || !heap.range().is_empty() {
             return Err(Error::Invalid);
         }
-        change.layout.heap = AddrRange::new(start, start);
+        heap.set(AddrRange::new(start, start));
+        cpu.tidy();
         Ok(())
     }
 
     /// Moves the program break to `end` (in bytes) if that can be, and returns the break that holds then: `end`, or the old
     /// one, as Linux's system call does. Before [`set_heap`](Self::set_heap) that is 0.
     pub fn brk(&self, cpu: &Cpu<H>, end: u64) -> u64 {
-        let mut change = Change::begin(self.mm(), cpu);
-        let heap = change.layout.heap;
+        let lock = self.mm().heap.lock();
+        let heap = self.mm().heap.range();
         if end < heap.start || heap.start == 0 {
             return heap.end;
         }
-        match self.move_break(&mut change, heap, end) {
-            Ok(()) => {
-                change.layout.heap = AddrRange::new(heap.start, end);
-                drop(change);
-                cpu.tidy();
-                end
-            }
-            Err(_) => heap.end,
-        }
+        let moved = self.move_break(cpu, heap, end);
+        drop(lock);
+        cpu.tidy();
+        if moved.is_ok() { end } else { heap.end }
     }
 
-    fn move_break(&self, change: &mut Change<'_, H>, heap: AddrRange, end: u64) -> Result<(), Error> {
+    fn move_break(&self, cpu: &Cpu<H>, heap: AddrRange, end: u64) -> Result<(), Error> {
         let old = page_ceil(heap.end).ok_or(Error::NoMemory)?;
         let new = page_ceil(end).ok_or(Error::NoMemory)?;
-        if new == old {
-            return Ok(());
-        }
-        let lock = self.config().rmap_lock_on_end_move;
-        if new < old {
-            return self.shrink(change, AddrRange::new(new, old), lock);
-        }
-        let grown = AddrRange::new(old, new);
-        if new > self.config().range.end {
+        if new > self.config().range.end.max(old) {
             return Err(Error::NoMemory);
         }
-        let pin = change.cpu.pin();
-        // What follows keeps its distance: the guard gap of a stack.
-        let next = self.mm().index.first_ending_after(&pin, old);
-        if next.is_some_and(|vma| vma.start().saturating_sub(vma.guard_below()) < new) {
-            return Err(Error::NoMemory);
+        let moved = AddrRange::new(heap.start, end);
+        match new.cmp(&old) {
+            cmp::Ordering::Equal => self.mm().heap.set(moved),
+            cmp::Ordering::Less => self.shrink(cpu, AddrRange::new(new, old), moved)?,
+            cmp::Ordering::Greater => self.grow(cpu, AddrRange::new(old, new), moved)?,
         }
-        self.check_limits(change, &pin, grown)?;
-        change.plan(&pin, 1)?;
-        let flags =
-            (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
-        change.insert_or_extend(pin, grown, flags, old >> PAGE_SHIFT, None, lock);
         Ok(())
     }
 
-    fn shrink(&self, change: &mut Change<'_, H>, gone: AddrRange, lock: bool) -> Result<(), Error> {
-        let last = {
-            let pin = change.cpu.pin();
-            let vma = self.mm().index.find(&pin, gone.start);
-            vma.filter(|vma| vma.end() == gone.end && vma.start() < gone.start && vma.object().is_none())
-                .map(|vma| vma.start())
-        };
-        let Some(start) = last else {
-            // Other things have been mapped into the heap, or all of it goes.
-            let pin = change.cpu.pin();
-            let affected = change.look_at(&pin, gone);
-            change.plan(&pin, affected.records())?;
-            drop(pin);
-            change.remove(gone, &affected);
+    fn grow(&self, cpu: &Cpu<H>, grown: AddrRange, heap: AddrRange) -> Result<(), Error> {
+        let mut change = Change::begin(self.mm(), cpu, grown);
+        if self.has_limits() {
+            change.hold_limits();
+        }
+        let pin = cpu.pin();
+        // What follows keeps its distance: the guard gap of a stack.
+        let next = self.mm().index.first_ending_after(&pin, grown.start);
+        if next.is_some_and(|vma| vma.start().saturating_sub(vma.guard_below()) < grown.end) {
+            return Err(Error::NoMemory);
+        }
+        self.check_limits(&change, &pin, grown)?;
+        change.plan(&pin, 1)?;
+        let flags =
+            (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
+        let lock = self.config().rmap_lock_on_end_move;
+        change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock);
+        self.mm().note_heap(cpu);
+        self.mm().heap.set(heap);
+        Ok(())
+    }
+
+    fn shrink(&self, cpu: &Cpu<H>, gone: AddrRange, heap: AddrRange) -> Result<(), Error> {
+        let mut change = Change::begin(self.mm(), cpu, gone);
+        if self.has_limits() {
+            change.hold_limits();
+        }
+        if change.cut_top(gone, self.config().rmap_lock_on_end_move) {
+            self.mm().note_heap(cpu);
+            self.mm().heap.set(heap);
+            change.committed();
+            let mut sweep = Sweep::new(self.mm(), cpu);
+            sweep.zap(gone, false);
+            sweep.finish(gone, true);
             return Ok(());
-        };
-        change.move_end(start, gone.start, lock);
-        let mut sweep = Sweep::new(self.mm(), change.cpu);
-        sweep.zap(gone, false);
-        sweep.finish(gone, true);
+        }
+        // Other things have been mapped into the heap, or all of it goes.
+        let pin = cpu.pin();
+        let removal = change.removal(&pin, gone);
+        change.plan(&pin, removal.records)?;
+        drop(pin);
+        self.mm().note_heap(cpu);
+        self.mm().heap.set(heap);
+        change.remove(gone, true);
         Ok(())
     }
 
     /// Where the heap begins and the break is now, in bytes.
     pub fn heap(&self) -> AddrRange {
-        self.mm().layout.read().heap
+        self.mm().heap.range()
     }
 
     /// Bytes mapped.
     pub fn mapped_bytes(&self) -> u64 {
-        self.mm().layout.read().total_pages << PAGE_SHIFT
+        (self.mm().mapped.sum() as u64) << PAGE_SHIFT
     }
 
     /// Maps `len` bytes of private memory anywhere, readable and writable: short for [`map`](Self::map).

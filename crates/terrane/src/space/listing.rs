@@ -1,11 +1,18 @@
-//! Showing the mappings.
+//! Showing the mappings: one consistent state, and nobody waits for it.
+//!
+//! The protocol is [`history`](crate::history)'s. Here is what reads the index for it: the images and notes that calls
+//! write, and the listing itself.
 
 use super::AddressSpace;
 use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::error::{Error, OutOfMemory};
+use crate::history::{Log, Piece, Recording, restore};
 use crate::host::Host;
+use crate::index::Reserve;
 use crate::machine::Cpu;
-use crate::vma::{Prot, VmFlags};
+use crate::mm::{Exclusive, Locking, Mm};
+use crate::sync::Pin;
+use crate::vma::{Prot, VmFlags, Vma};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
@@ -65,38 +72,237 @@ impl fmt::Display for Mapping {
     }
 }
 
+/// Set in [`Piece::object`] for files; objects are at even addresses.
+const IS_FILE: u64 = 1;
+
+/// Looks at a record that is being changed before it is read under the lock of its leaf.
+const LOOKS: u32 = 16;
+
+/// VMAs read under one pin.
+const A_PIN: usize = 256;
+
+/// Attempts to list beside calls before they are kept out, each with more room for what they write.
+const ATTEMPTS: u32 = 3;
+
+/// What a record says, which is at rest or under the lock of its leaf.
+fn piece_of<H: Host>(vma: &Vma<H>) -> Piece {
+    let seen = vma.snapshot();
+    let object = vma.object().map_or(0, |object| {
+        let address = crate::sync::Shared::as_ptr(object).addr() as u64;
+        address | if object.is_file() { IS_FILE } else { 0 }
+    });
+    Piece { range: seen.range, flags: seen.flags.bits(), pgoff: seen.pgoff, object }
+}
+
+impl<H: Host> Mm<H> {
+    /// Tells the listing under way, if there is one, what a call's ranges hold. The call has locked all of them and changed
+    /// nothing yet. Not while pinned.
+    #[inline]
+    pub(crate) fn enter(&self, cpu: &Cpu<H>, holds: &[&Exclusive<'_, H>]) {
+        let number = self.history.active();
+        if number != 0 {
+            self.enter_listed(cpu, holds, number);
+        }
+    }
+
+    #[cold]
+    fn enter_listed(&self, cpu: &Cpu<H>, holds: &[&Exclusive<'_, H>], number: u64) {
+        for hold in holds {
+            let Exclusive::Range(held) = hold else { continue };
+            held.aware_of(number);
+            let range = held.range();
+            if cpu.images().contains(number, range) {
+                continue;
+            }
+            let pin = cpu.pin();
+            let Some(log) = self.history.log(&pin, number) else { return };
+            log.image(range, |visit| self.read_range(&pin, range, visit));
+            cpu.images().add(number, range);
+        }
+    }
+
+    /// Tells the listing under way what the record of `vma` is like, which a call is about to change beyond its range. Under the
+    /// lock of the leaf, outside of any bracket.
+    #[inline]
+    pub(crate) fn note(&self, cpu: &Cpu<H>, pin: &Pin<'_>, vma: &Vma<H>) {
+        let number = self.history.reading();
+        if number != 0 {
+            self.note_listed(cpu, pin, vma, number);
+        }
+    }
+
+    #[cold]
+    fn note_listed(&self, cpu: &Cpu<H>, pin: &Pin<'_>, vma: &Vma<H>, number: u64) {
+        let piece = piece_of(vma);
+        if !cpu.notes().contains(number, piece.range)
+            && let Some(log) = self.history.log(pin, number)
+        {
+            log.note(piece);
+            cpu.notes().add(number, piece.range);
+        }
+    }
+
+    /// Tells the listing under way what the heap is, which a call that has entered is about to move. Not while pinned.
+    pub(crate) fn note_heap(&self, cpu: &Cpu<H>) {
+        let number = self.history.active();
+        if number != 0
+            && let Some(log) = self.history.log(&cpu.pin(), number)
+        {
+            log.heap(self.heap.range());
+        }
+    }
+
+    /// Visits what is mapped in `range`, which the caller has locked: whole VMAs, as far as neighbours leave them alone.
+    fn read_range(&self, pin: &Pin<'_>, range: AddrRange, visit: &mut dyn FnMut(Piece)) {
+        let mut at = range.start;
+        let mut rounds = 0;
+        while at < range.end {
+            let Some(vma) = self.index.first_ending_after(pin, at) else { return };
+            let Some(piece) = self.read_record(pin, vma, at).filter(|piece| piece.range.end > at) else {
+                // A neighbour has merged or divided it in between, or is doing so.
+                self.machine.host().relax(pin.cpu(), rounds);
+                rounds += 1;
+                continue;
+            };
+            if piece.range.start >= range.end {
+                return;
+            }
+            visit(piece);
+            at = piece.range.end;
+        }
+    }
+
+    /// What the record of `vma`, found for `at`, says: all of it at one moment. `None` when it has left the index.
+    fn read_record(&self, pin: &Pin<'_>, vma: &Vma<H>, at: u64) -> Option<Piece> {
+        let host = self.machine.host();
+        for round in 0..LOOKS {
+            if vma.seq.is_dead() {
+                return None;
+            }
+            if let Some(seq) = vma.seq.read() {
+                let piece = piece_of(vma);
+                if vma.seq.unchanged(seq) {
+                    return Some(piece);
+                }
+            }
+            host.relax(pin.cpu(), round);
+        }
+        // A fork keeps the bracket open while it copies. It does not change the record, and those that do have the lock.
+        self.index.edit(&mut Reserve::new(), pin, at.max(vma.start()), 0, |vma, _| piece_of(vma))
+    }
+
+    /// Reads all records, in any order, at different times, and some perhaps twice or not at all: those that are being changed.
+    fn read_all(&self, cpu: &Cpu<H>, mut visit: impl FnMut(Piece) -> ControlFlow<()>) {
+        let mut at = Some(0);
+        while let Some(from) = at.take() {
+            let pin = cpu.pin();
+            let mut count = 0;
+            self.index.for_each(&pin, AddrRange::new(from, u64::MAX), |vma| {
+                let Some(piece) = self.read_record(&pin, vma, from) else { return ControlFlow::Continue(()) };
+                visit(piece)?;
+                count += 1;
+                if count < A_PIN {
+                    return ControlFlow::Continue(());
+                }
+                at = Some(piece.range.end);
+                ControlFlow::Break(())
+            });
+        }
+    }
+
+    /// Adds what [`read_all`](Self::read_all) reads to `list`.
+    fn collect_all(&self, cpu: &Cpu<H>, list: &mut Vec<Piece>) -> Result<(), OutOfMemory> {
+        list.try_reserve(self.index.len()).map_err(|_| OutOfMemory)?;
+        let mut result = Ok(());
+        self.read_all(cpu, |piece| {
+            result = push(list, piece);
+            if result.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        result
+    }
+
+    /// The layout, and the heap, of the moment when calls began to write; `None` when there was no room for what they wrote.
+    fn read_beside_calls(
+        &self,
+        cpu: &Cpu<H>,
+        recording: &Recording<'_, H::Mutex>,
+    ) -> Result<Option<(Vec<Piece>, AddrRange)>, OutOfMemory> {
+        let host = self.machine.host();
+        let log: &Log = recording.log();
+        self.ranges.await_aware(host, cpu.id(), log.number());
+        recording.begin_reading(&cpu.participant(), |rounds| host.relax(cpu.id(), rounds));
+        let heap = self.heap.range();
+        let mut seen = Vec::new();
+        self.collect_all(cpu, &mut seen)?;
+        for piece in log.notes() {
+            push(&mut seen, piece)?;
+        }
+        let heap = log.first_heap().unwrap_or(heap);
+        let list = restore(seen, log)?;
+        // Looked at last: what was left out may be needed for what was read.
+        Ok((!log.has_overflowed()).then_some((list, heap)))
+    }
+}
+
+fn push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
+    list.try_reserve(1).map_err(|_| OutOfMemory)?;
+    list.push(value);
+    Ok(())
+}
+
 impl<H: Host> AddressSpace<H> {
-    /// The mappings, ascending: one consistent state. O(n).
+    /// The mappings, ascending: the state of one moment between calls. Keeps no call and no fault waiting. O(n).
     ///
     /// # Errors
     /// [`Error::NoMemory`].
     pub fn mappings(&self, cpu: &Cpu<H>) -> Result<Vec<Mapping>, Error> {
-        let mut list: Vec<Mapping> = Vec::new();
-        let layout = self.mm().layout.read();
-        list.try_reserve_exact(self.mm().index.len()).map_err(|_| OutOfMemory)?;
-        let heap = layout.heap;
-        let pin = cpu.pin();
-        self.mm().index.for_each(&pin, AddrRange::new(0, u64::MAX), |vma| {
-            let seen = vma.snapshot();
-            let backing = match vma.object() {
-                Some(object) if object.is_file() => Backing::File,
-                Some(_) => Backing::Shared,
-                None if seen.range.start <= heap.end && heap.start < seen.range.end && !heap.is_empty() => {
-                    Backing::Heap
-                }
-                None if seen.flags.contains(VmFlags::GROWSDOWN) => Backing::Stack,
-                None => Backing::Anonymous,
-            };
-            list.push(Mapping {
-                range: seen.range,
-                prot: seen.flags.prot(),
-                shared: !seen.flags.is_private(),
-                offset: if vma.object().is_some() { seen.pgoff << PAGE_SHIFT } else { 0 },
-                backing,
-                flags: seen.flags,
-            });
-            ControlFlow::Continue(())
-        });
+        let (pieces, heap) = self.read_layout(cpu)?;
+        let mut list = Vec::new();
+        list.try_reserve_exact(pieces.len()).map_err(|_| OutOfMemory)?;
+        list.extend(pieces.iter().map(|piece| Mapping::new(piece, heap)));
         Ok(list)
+    }
+
+    fn read_layout(&self, cpu: &Cpu<H>) -> Result<(Vec<Piece>, AddrRange), OutOfMemory> {
+        let mm = self.mm();
+        for attempt in 0..ATTEMPTS {
+            if mm.locking == Locking::Classic {
+                break;
+            }
+            // As much as calls write while a listing of this size is made, as a rule; it is not much memory.
+            let entries = (64 + mm.index.len() / 4) << (3 * attempt);
+            let listings = cpu.machine().listings();
+            let read = mm.history.record(&cpu.participant(), listings, entries, |recording| {
+                mm.read_beside_calls(cpu, recording)
+            });
+            cpu.participant().collect_now();
+            match read {
+                Ok(Ok(Some(layout))) => return Ok(layout),
+                Ok(Ok(None)) => {}
+                // Less memory will do below.
+                Ok(Err(OutOfMemory)) | Err(OutOfMemory) => break,
+            }
+        }
+        let _all = mm.share(cpu, self.config().range);
+        let heap = mm.heap.range();
+        let mut list = Vec::new();
+        mm.collect_all(cpu, &mut list)?;
+        Ok((list, heap))
+    }
+}
+
+impl Mapping {
+    fn new(piece: &Piece, heap: AddrRange) -> Self {
+        let (range, flags) = (piece.range, VmFlags::from_bits_retain(piece.flags));
+        let is_heap = range.start <= heap.end && heap.start < range.end && !heap.is_empty();
+        let backing = match piece.object {
+            0 if is_heap => Backing::Heap,
+            0 if flags.contains(VmFlags::GROWSDOWN) => Backing::Stack,
+            0 => Backing::Anonymous,
+            object if object & IS_FILE != 0 => Backing::File,
+            _ => Backing::Shared,
+        };
+        let offset = if piece.object == 0 { 0 } else { piece.pgoff << PAGE_SHIFT };
+        Mapping { range, prot: flags.prot(), shared: !flags.is_private(), offset, backing, flags }
     }
 }

@@ -1,6 +1,6 @@
 //! Mapping and unmapping.
 
-use super::change::{Affected, Change};
+use super::change::Change;
 use super::{AddressSpace, page_range};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
@@ -9,9 +9,10 @@ use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
 use crate::stats::Counter;
+use crate::sync::atomic::Ordering;
 use crate::sync::{Pin, Shared};
 use crate::vma::merge::Candidate;
-use crate::vma::{Access, MapFlags, Prot, VmFlags, Vma};
+use crate::vma::{Access, MapFlags, Prot, VmFlags};
 
 /// What to map and where: the arguments of `mmap`.
 pub struct MapRequest<H: Host> {
@@ -115,18 +116,21 @@ impl<H: Host> AddressSpace<H> {
             None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
             None => None,
         };
-        let mut change = Change::begin(self.mm(), cpu);
+        let (range, mut change) = self.claim(cpu, request, len)?;
+        let addr = range.start;
+        if self.has_limits() {
+            change.hold_limits();
+        }
         let mut pin = cpu.pin();
-        let addr = change.place(&pin, self.config(), request, len)?;
-        let range = AddrRange::new(addr, addr + len);
         self.check_limits(&change, &pin, range)?;
         // Only a fixed address may be in use: what the search finds is free.
-        let replaced = request.flags.contains(MapFlags::FIXED).then(|| change.look_at(&pin, range));
-        change.plan(&pin, 1 + replaced.as_ref().map_or(0, Affected::records))?;
+        let fixed = request.flags.contains(MapFlags::FIXED);
+        let replaced = fixed.then(|| change.removal(&pin, range)).filter(|removal| removal.anything);
+        change.plan(&pin, 1 + replaced.as_ref().map_or(0, |removal| removal.records))?;
         // From here on nothing fails.
-        if let Some(replaced) = replaced.filter(|replaced| replaced.anything) {
+        if replaced.is_some() {
             drop(pin);
-            change.remove(range, &replaced);
+            change.remove(range, false);
             pin = cpu.pin();
         }
         let pgoff = match &request.object {
@@ -154,11 +158,11 @@ impl<H: Host> AddressSpace<H> {
         }
         if let Some(limit) = config.address_limit {
             let mut replaced = 0;
-            change.for_each(pin, range, |vma| {
-                replaced += vma.range().intersection(range).pages();
+            change.for_each(pin, range, |_, seen| {
+                replaced += seen.range.intersection(range).pages();
                 core::ops::ControlFlow::Continue(())
             });
-            if change.layout.total_pages - replaced + range.pages() > limit >> PAGE_SHIFT {
+            if self.mm().mapped.sum() as u64 - replaced + range.pages() > limit >> PAGE_SHIFT {
                 return Err(Error::NoMemory);
             }
         }
@@ -175,28 +179,31 @@ impl<H: Host> AddressSpace<H> {
         if range.is_empty() || range.end > self.config().range.end {
             return Err(Error::Invalid);
         }
-        let mut change = Change::begin(self.mm(), cpu);
-        let pin = cpu.pin();
-        let affected = change.look_at(&pin, range);
-        if !affected.anything {
-            return Ok(());
+        let mut change = Change::begin(self.mm(), cpu, range);
+        if self.has_limits() {
+            change.hold_limits();
         }
-        let records = affected.records();
-        if records > 0 {
+        let mut pin = cpu.pin();
+        // Most calls unmap exactly one VMA, and need nothing for that.
+        self.mm().ram(&pin).event(Counter::Unmap, addr);
+        if !change.remove_whole(pin, range) {
+            pin = cpu.pin();
+            let removal = change.removal(&pin, range);
+            if !removal.anything {
+                return Ok(());
+            }
             // As in Linux only a hole, which makes two VMAs of one, counts against the limit.
-            if affected.is_hole()
-                && self.config().map_limit.is_some_and(|limit| self.mm().index.len() >= limit)
-            {
+            let limit = self.config().map_limit.filter(|_| removal.is_hole);
+            if limit.is_some_and(|limit| self.mm().index.len() >= limit) {
                 return Err(Error::NoMemory);
             }
-            change.plan(&pin, records)?;
+            change.plan(&pin, removal.records)?;
+            drop(pin);
+            change.remove(range, true);
         }
-        self.mm().ram(&pin).event(Counter::Unmap, addr);
-        drop(pin);
-        change.remove(range, &affected);
         if self.config().linear_search {
             // As Linux before 3.8 did: the next search begins no lower than the highest hole.
-            change.layout.search_from = change.layout.search_from.max(range.end);
+            self.mm().search_from.fetch_max(range.end, Ordering::Relaxed);
         }
         drop(change);
         cpu.tidy();
@@ -226,23 +233,20 @@ impl<H: Host> Change<'_, H> {
         rmap_lock: bool,
     ) {
         let candidate = Candidate { flags, object: object.as_ref(), pgoff, pages: range.pages() };
+        // A first look: as a rule there is nothing to continue, and it takes one descent.
         let (below, above) = self.mm.index.neighbours(&pin, range.start);
-        let below = below.filter(|low| low.end() == range.start && candidate.extends_up(low)).map(Vma::start);
-        let above =
-            above.filter(|high| high.start() == range.end && candidate.extends_down(high)).map(Vma::start);
-        match (below, above) {
-            (Some(start), _) => {
-                drop(pin);
-                self.move_end(start, range.end, rmap_lock);
-                if above.is_some() {
-                    self.merge_at(range.end);
-                }
+        let up = below.is_some_and(|low| low.end() == range.start && candidate.extends_up(low));
+        let down = above.is_some_and(|high| high.start() == range.end && candidate.extends_down(high));
+        if !up && !down {
+            return self.insert(pin, range, flags, pgoff, object);
+        }
+        drop(pin);
+        if up && self.grow_up(range, rmap_lock, |low| candidate.extends_up(low)) {
+            if down {
+                self.merge_at(range.end);
             }
-            (None, Some(start)) => {
-                drop(pin);
-                self.move_start(start, range.start);
-            }
-            (None, None) => self.insert(pin, range, flags, pgoff, object),
+        } else if !down || !self.grow_down(range, object.as_ref(), |high| candidate.extends_down(high)) {
+            self.insert(self.cpu.pin(), range, flags, pgoff, object);
         }
     }
 }

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | `config` | how a space behaves |
 //! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
-//! | `place` | finding free addresses |
+//! | `place`, `stretch` | finding free addresses |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
 //!
 //! # Plan, then commit
 //!
-//! A call checks its arguments, takes the layout lock, works out what is to change, and reserves all records and index
+//! A call checks its arguments, takes hold of its range, works out what is to change, and reserves all records and index
 //! nodes for it. Everything that can fail is before the first change; from then on nothing allocates. So a call
 //! that fails has changed nothing.
 //!
@@ -30,9 +30,10 @@ mod map;
 mod place;
 mod protect;
 mod share;
+mod stretch;
 mod sweep;
 
-pub use config::SpaceConfig;
+pub use config::{Placement, SpaceConfig};
 pub use listing::{Backing, Mapping};
 pub use map::MapRequest;
 
@@ -48,6 +49,20 @@ use crate::page_table::{Format, Pte, PteFlags};
 use crate::sync::Shared;
 use crate::vma::Access;
 use change::Change;
+use stretch::Stretches;
+
+#[cfg(terrane_watch)]
+impl<H: Host> AddressSpace<H> {
+    /// The names of all that belongs to it, for the cache-line audit.
+    pub fn describe(&self, pin: &crate::sync::Pin<'_>, names: &mut crate::names::Names)
+    where
+        H::Space: crate::names::Describe,
+    {
+        names.leaf(self);
+        names.field("owners of Mm", &self.mm);
+        self.mm.describe(pin, names);
+    }
+}
 
 #[cfg(test)]
 mod tests;
@@ -59,6 +74,8 @@ mod tests;
 pub struct AddressSpace<H: Host> {
     mm: Shared<Mm<H>>,
     config: SpaceConfig,
+    /// With [`Placement::PerCpu`].
+    stretches: Option<Stretches<H>>,
 }
 
 impl<H: Host> AddressSpace<H> {
@@ -68,12 +85,16 @@ impl<H: Host> AddressSpace<H> {
     /// [`Error::Invalid`] for a configuration that makes no sense, [`Error::NoMemory`].
     pub fn try_new(cpu: &Cpu<H>, config: SpaceConfig) -> Result<Self, Error> {
         let config = config.checked::<H::Format>()?;
+        let stretches = match config.placement {
+            Placement::Linux => None,
+            Placement::PerCpu => Stretches::try_new(&config, cpu.machine().epoch().capacity())?,
+        };
         let mm = retry_with_memory(cpu, || {
             let pin = cpu.pin();
             Mm::try_new(cpu.machine(), &pin, config.range, config.gaps, config.locking, config.fault_around)
         })?;
         match Shared::try_new_or_return(mm) {
-            Ok(mm) => Ok(Self { mm, config }),
+            Ok(mm) => Ok(Self { mm, config, stretches }),
             Err(mut mm) => {
                 let pin = cpu.pin();
                 mm.page_table.destroy(&cpu.machine().ram(&pin));
@@ -182,12 +203,16 @@ impl<H: Host> AddressSpace<H> {
         self.clear(cpu);
     }
 
+    /// True when how much is mapped decides whether a call may go on.
+    fn has_limits(&self) -> bool {
+        self.config.map_limit.is_some() || self.config.address_limit.is_some()
+    }
+
     fn clear(&mut self, cpu: &Cpu<H>) {
         if !self.mm.index.is_empty() {
             // Removing whole VMAs reserves nothing, so it cannot fail.
-            let mut change = Change::begin(&self.mm, cpu);
-            let all = change.look_at(&cpu.pin(), self.config.range);
-            change.remove(self.config.range, &all);
+            let mut change = Change::begin(&self.mm, cpu, self.config.range);
+            change.remove(self.config.range, true);
         }
         // No VMA is left, so no anon_vma names this space and nothing else knows its inside.
         if let Some(mm) = Shared::get_mut(&mut self.mm) {

@@ -1,124 +1,182 @@
 //! Finding free addresses (requirement C2).
 //!
 //! One search of the index serves all: this module only says what to ask it, in the order of Linux: a fixed address, a
-//! hint, then from above below `map_top`, and when that has no room, from below above it.
+//! hint, then from above below `map_top`, and when that has no room, from below above it. With
+//! [`Placement::PerCpu`](super::Placement) small mappings go to the CPU's own stretch first ([`stretch`](super::stretch)).
+//!
+//! # Beside other calls
+//!
+//! A search holds nothing: what it finds is a candidate. The call takes hold of the range and looks whether it still is free;
+//! if not it searches again. When that fails too often, or nothing is found, it takes hold of the whole space and
+//! searches once more: then the answer is exact, and no call is refused for want of addresses that are there.
 
-use super::SpaceConfig;
 use super::change::Change;
 use super::map::MapRequest;
+use super::{AddressSpace, SpaceConfig};
 use crate::addr::{AddrRange, PAGE_SIZE, page_ceil};
 use crate::error::Error;
 use crate::host::Host;
-use crate::index::{Direction, GapRequest};
+use crate::index::{Direction, Entry, GapRequest};
+use crate::machine::Cpu;
+use crate::mm::{Locking, Mm, STACK_GUARD_GAP};
 use crate::stats::Counter;
 use crate::sync::Pin;
+use crate::sync::atomic::Ordering;
 use crate::vma::MapFlags;
 
 /// Where `MAP_32BIT` looks, as in Linux.
 const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
 
-impl<H: Host> Change<'_, H> {
-    /// The address for `request`, whose length is `len` (whole pages, not 0). What is mapped at a fixed address is
-    /// still there.
-    pub(super) fn place(
-        &mut self,
-        pin: &Pin<'_>,
-        config: &SpaceConfig,
+/// Candidates that are tried before the whole space is held for an exact search: each was free when it was found, and taken
+/// by another call a moment later.
+const TRIES: usize = 8;
+
+impl<H: Host> AddressSpace<H> {
+    /// Finds the addresses for `request`, whose length is `len` (whole pages, not 0), and takes hold of them. They are free,
+    /// but for a fixed address, where what is mapped is still there.
+    pub(super) fn claim<'a>(
+        &'a self,
+        cpu: &'a Cpu<H>,
         request: &MapRequest<H>,
         len: u64,
-    ) -> Result<u64, Error> {
-        let limits = config.range;
-        if len > limits.len() {
+    ) -> Result<(AddrRange, Change<'a, H>), Error> {
+        let (mm, config) = (self.mm(), self.config());
+        if len > config.range.len() {
             return Err(Error::NoMemory);
         }
+        let stack = request.flags.contains(MapFlags::GROWSDOWN);
+        // A stack takes hold of its guard gap too, so that what is mapped there at the same time sees it, or is seen.
+        let reach = |range: AddrRange| match stack {
+            true => AddrRange::new(range.start.saturating_sub(STACK_GUARD_GAP), range.end),
+            false => range,
+        };
         if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
-            return self.fixed(pin, config, request, len);
+            let range = fixed(config, request.addr, len)?;
+            let change = Change::begin(mm, cpu, reach(range));
+            if request.flags.contains(MapFlags::FIXED_NOREPLACE) && !change.is_free(&cpu.pin(), range) {
+                return Err(Error::Exists);
+            }
+            return Ok((range, change));
         }
-        let low_2gib = request.flags.contains(MapFlags::LOW_2GIB);
-        if request.addr != 0
-            && request.align <= PAGE_SIZE
-            && let Some(addr) =
-                self.hint(pin, limits, request.addr, len).filter(|addr| !low_2gib || addr + len <= LOW.end)
-        {
-            return Ok(addr);
+        if config.locking == Locking::Speculative {
+            for _ in 0..TRIES {
+                let Some(addr) = self.candidate(cpu, request, len) else { break };
+                let range = AddrRange::new(addr, addr + len);
+                let change = Change::begin(mm, cpu, reach(range));
+                let pin = cpu.pin();
+                if change.is_free(&pin, range) && is_below_gap(mm, &pin, range) {
+                    return Ok((range, change));
+                }
+            }
         }
-        let (align_mask, align_offset) = if request.align > PAGE_SIZE {
-            (request.align - PAGE_SIZE, 0)
-        } else if request.object.is_some() && request.flags.contains(MapFlags::SHARED) {
-            (config.colour_mask, request.offset & config.colour_mask)
-        } else {
-            (0, 0)
-        };
-        let ask = |range: AddrRange, direction| GapRequest {
-            length: len,
-            low: range.start.max(limits.start),
-            high: range.end.min(limits.end),
-            direction,
-            align_mask,
-            align_offset,
-        };
-        if low_2gib {
-            return self.search(pin, config, ask(LOW, Direction::BottomUp)).ok_or(Error::NoMemory);
+        let change = Change::begin(mm, cpu, config.range);
+        let addr = place(mm, &cpu.pin(), config, request, len).ok_or(Error::NoMemory)?;
+        Ok((AddrRange::new(addr, addr + len), change))
+    }
+
+    /// Addresses that look free.
+    fn candidate(&self, cpu: &Cpu<H>, request: &MapRequest<H>, len: u64) -> Option<u64> {
+        if let (Some(stretches), true) = (&self.stretches, is_simple(request)) {
+            let (mm, config) = (self.mm(), self.config());
+            let ask = |range: AddrRange| ask(config, request, len, range, Direction::TopDown);
+            if let Some(addr) = stretches.find(mm, cpu, len, |pin, range| search(mm, pin, config, ask(range))) {
+                return Some(addr);
+            }
         }
-        let below = AddrRange::new(limits.start, config.map_top);
-        if config.bottom_up {
-            return self.search(pin, config, ask(limits, Direction::BottomUp)).ok_or(Error::NoMemory);
-        }
-        if let Some(addr) = self.search(pin, config, ask(below, Direction::TopDown)) {
-            return Ok(addr);
-        }
+        place(self.mm(), &cpu.pin(), self.config(), request, len)
+    }
+}
+
+/// True when nothing is asked of the address.
+fn is_simple<H: Host>(request: &MapRequest<H>) -> bool {
+    request.addr == 0 && !request.flags.contains(MapFlags::LOW_2GIB)
+}
+
+/// True when what is mapped above `range` keeps its guard gap.
+fn is_below_gap<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, range: AddrRange) -> bool {
+    let above = mm.index.first_ending_after(pin, range.end);
+    above.is_none_or(|vma| range.end <= vma.start().saturating_sub(vma.guard_below()))
+}
+
+/// The range of a fixed address.
+fn fixed(config: &SpaceConfig, addr: u64, len: u64) -> Result<AddrRange, Error> {
+    if !addr.is_multiple_of(PAGE_SIZE) {
+        return Err(Error::Invalid);
+    }
+    let range = AddrRange::of_len(addr, len).filter(|range| range.end <= config.range.end);
+    let range = range.ok_or(Error::NoMemory)?;
+    // As below `mmap_min_addr`.
+    if addr < config.range.start { Err(Error::NotPermitted) } else { Ok(range) }
+}
+
+/// What to ask the index for a place in `range`.
+fn ask<H: Host>(
+    config: &SpaceConfig,
+    request: &MapRequest<H>,
+    length: u64,
+    range: AddrRange,
+    direction: Direction,
+) -> GapRequest {
+    let (align_mask, align_offset) = if request.align > PAGE_SIZE {
+        (request.align - PAGE_SIZE, 0)
+    } else if request.object.is_some() && request.flags.contains(MapFlags::SHARED) {
+        (config.colour_mask, request.offset & config.colour_mask)
+    } else {
+        (0, 0)
+    };
+    let (low, high) = (range.start.max(config.range.start), range.end.min(config.range.end));
+    GapRequest { length, low, high, direction, align_mask, align_offset }
+}
+
+/// The address where Linux would map: at the hint, or from above below `map_top`, or from below above it. Exact when
+/// the whole space is held, else a candidate.
+fn place<H: Host>(
+    mm: &Mm<H>,
+    pin: &Pin<'_>,
+    config: &SpaceConfig,
+    request: &MapRequest<H>,
+    len: u64,
+) -> Option<u64> {
+    let limits = config.range;
+    let low_2gib = request.flags.contains(MapFlags::LOW_2GIB);
+    if request.addr != 0
+        && request.align <= PAGE_SIZE
+        && let Some(addr) =
+            hint(mm, pin, limits, request.addr, len).filter(|addr| !low_2gib || addr + len <= LOW.end)
+    {
+        return Some(addr);
+    }
+    let find = |range, direction| search(mm, pin, config, ask(config, request, len, range, direction));
+    if low_2gib {
+        return find(LOW, Direction::BottomUp);
+    }
+    if config.bottom_up {
+        return find(limits, Direction::BottomUp);
+    }
+    find(AddrRange::new(limits.start, config.map_top), Direction::TopDown).or_else(|| {
         let above = AddrRange::new(config.map_top, limits.end);
-        if above.is_empty() {
-            return Err(Error::NoMemory);
-        }
-        self.search(pin, config, ask(above, Direction::BottomUp)).ok_or(Error::NoMemory)
-    }
+        if above.is_empty() { None } else { find(above, Direction::BottomUp) }
+    })
+}
 
-    fn fixed(
-        &self,
-        pin: &Pin<'_>,
-        config: &SpaceConfig,
-        request: &MapRequest<H>,
-        len: u64,
-    ) -> Result<u64, Error> {
-        let addr = request.addr;
-        if !addr.is_multiple_of(PAGE_SIZE) {
-            return Err(Error::Invalid);
-        }
-        let range = AddrRange::of_len(addr, len).filter(|range| range.end <= config.range.end);
-        let range = range.ok_or(Error::NoMemory)?;
-        if addr < config.range.start {
-            // As below `mmap_min_addr`.
-            return Err(Error::NotPermitted);
-        }
-        if request.flags.contains(MapFlags::FIXED_NOREPLACE)
-            && self.mm.index.first_ending_after(pin, addr).is_some_and(|vma| vma.start() < range.end)
-        {
-            return Err(Error::Exists);
-        }
-        Ok(addr)
-    }
+/// The hint, rounded up to a page, if the range there is free and keeps the guard gap of a stack above.
+fn hint<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, limits: AddrRange, addr: u64, len: u64) -> Option<u64> {
+    let addr = page_ceil(addr)?.max(limits.start);
+    let range = AddrRange::of_len(addr, len).filter(|range| range.end <= limits.end)?;
+    let free = mm.index.first_ending_after(pin, addr).is_none_or(|vma| {
+        range.end <= vma.start().saturating_sub(vma.guard_below()) && vma.start() >= addr
+    });
+    free.then_some(addr)
+}
 
-    /// The hint, rounded up to a page, if the range there is free and keeps the guard gap of a stack above.
-    fn hint(&self, pin: &Pin<'_>, limits: AddrRange, addr: u64, len: u64) -> Option<u64> {
-        let addr = page_ceil(addr)?.max(limits.start);
-        let range = AddrRange::of_len(addr, len).filter(|range| range.end <= limits.end)?;
-        let free = self.mm.index.first_ending_after(pin, addr).is_none_or(|vma| {
-            range.end <= vma.start().saturating_sub(crate::index::Entry::guard_below(vma))
-                && vma.start() >= addr
-        });
-        free.then_some(addr)
+fn search<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, config: &SpaceConfig, ask: GapRequest) -> Option<u64> {
+    if config.linear_search {
+        let found = mm.index.search_linear(pin, &ask, mm.search_from.load(Ordering::Relaxed));
+        mm.search_from.store(found.unwrap_or(0), Ordering::Relaxed);
+        return found;
     }
-
-    fn search(&mut self, pin: &Pin<'_>, config: &SpaceConfig, ask: GapRequest) -> Option<u64> {
-        if config.linear_search {
-            let found = self.mm.index.search_linear(pin, &ask, self.layout.search_from);
-            self.layout.search_from = found.unwrap_or(0);
-            return found;
-        }
-        let mut leaves = 0;
-        let found = self.mm.index.search_counting(pin, &ask, &mut leaves);
-        self.mm.machine.stats().add(pin, Counter::GapLeaves, leaves as u64);
-        found
-    }
+    let mut leaves = 0;
+    let found = mm.index.search_counting(pin, &ask, &mut leaves);
+    mm.machine.stats().add(pin, Counter::GapLeaves, leaves as u64);
+    found
 }

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::sync::atomic::Ordering;
-use crate::vma::{Prot, VmFlags, Vma};
+use crate::vma::{Prot, Snapshot, Vma};
 use core::ops::ControlFlow;
 
 impl<H: Host> AddressSpace<H> {
@@ -26,24 +26,25 @@ impl<H: Host> AddressSpace<H> {
         if range.is_empty() {
             return Ok(());
         }
-        let mut change = Change::begin(self.mm(), cpu);
+        let mut change = Change::begin(self.mm(), cpu, range);
+        if self.has_limits() {
+            change.hold_limits();
+        }
         let plan = change.check_protect(range, prot)?;
         if !plan.changes {
             return Ok(());
         }
-        let splits = plan.splits;
-        if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + splits > limit) {
+        if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + plan.splits > limit) {
             return Err(Error::NoMemory);
         }
-        change.plan(&cpu.pin(), splits)?;
-        change.split(range.start);
-        change.split(range.end);
+        change.plan(&cpu.pin(), plan.splits)?;
         change.set_flags(range, |flags| flags.with_prot(prot));
+        change.merge_around(range);
+        change.committed();
         if plan.of_object {
             self.mm().ending.fetch_add(1, Ordering::SeqCst);
         }
         let ticket = sweep::apply_protection(self.mm(), cpu, range, prot);
-        change.merge_around(range);
         // Stores under way through old translations end before the caller may rely on the protection, and before a fork,
         // which would take pages that look read-only for pages that stand still.
         cpu.await_stores(ticket);
@@ -66,8 +67,8 @@ impl<H: Host> Change<'_, H> {
     fn check_protect(&self, range: AddrRange, prot: Prot) -> Result<Plan, Error> {
         let (mut changes, mut of_object) = (false, false);
         let pin = self.cpu.pin();
-        let mut result = self.check_covered(&pin, range, |vma| {
-            let flags = vma.flags();
+        let mut result = self.check_covered(&pin, range, |vma, seen| {
+            let flags = seen.flags;
             let may = (flags.bits() >> 4) & u64::from(Prot::all().bits());
             if u64::from(prot.bits()) & !may != 0 {
                 return Err(Error::Access);
@@ -84,9 +85,8 @@ impl<H: Host> Change<'_, H> {
 
     /// VMAs that reach over a boundary of `range`.
     pub(super) fn splits(&self, pin: &crate::sync::Pin<'_>, range: AddrRange) -> usize {
-        let reaches_over =
-            |at: u64| usize::from(self.mm.index.find(pin, at).is_some_and(|vma: &Vma<H>| vma.start() < at));
-        reaches_over(range.start) + reaches_over(range.end)
+        let at = |addr: u64| self.mm.vma_at(pin, addr).map_or(range, |(_, seen)| seen.range);
+        usize::from(at(range.start).start < range.start) + usize::from(at(range.end - 1).end > range.end)
     }
 
     /// Checks that VMAs cover `range` without a hole, and each of them with `check`.
@@ -94,53 +94,19 @@ impl<H: Host> Change<'_, H> {
         &self,
         pin: &crate::sync::Pin<'_>,
         range: AddrRange,
-        mut check: impl FnMut(&Vma<H>) -> Result<(), Error>,
+        mut check: impl FnMut(&Vma<H>, Snapshot) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut reached = range.start;
         let mut result = Ok(());
-        self.for_each(pin, range, |vma| {
-            if vma.start() > reached {
+        self.for_each(pin, range, |vma, seen| {
+            if seen.range.start > reached {
                 return ControlFlow::Break(());
             }
-            reached = vma.end();
-            result = check(vma);
+            reached = seen.range.end;
+            result = check(vma, seen);
             if result.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
         result?;
         if reached < range.end { Err(Error::NoMemory) } else { Ok(()) }
-    }
-
-    /// Changes the attributes of the VMAs in `range`, which none reaches over.
-    pub(super) fn set_flags(&mut self, range: AddrRange, new: impl Fn(VmFlags) -> VmFlags) {
-        let pin = self.cpu.pin();
-        self.for_each(&pin, range, |vma| {
-            let (before, after) = (vma.flags(), new(vma.flags()));
-            if before != after {
-                vma.change(|vma| vma.set_flags(after));
-            }
-            ControlFlow::Continue(())
-        });
-    }
-
-    /// Merges VMAs in and beside `range` that have become one mapping.
-    pub(super) fn merge_around(&mut self, range: AddrRange) {
-        // From above, so that each boundary is still there when it is looked at. Boundaries inside: only where several
-        // VMAs lay in the range.
-        self.merge_at(range.end);
-        let mut at = range.end;
-        loop {
-            let below = {
-                let pin = self.cpu.pin();
-                self.mm.index.last_starting_before(&pin, at).map(Vma::start)
-            };
-            match below {
-                Some(start) if start > range.start => {
-                    self.merge_at(start);
-                    at = start;
-                }
-                _ => break,
-            }
-        }
-        self.merge_at(range.start);
     }
 }

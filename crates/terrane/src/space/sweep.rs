@@ -7,6 +7,7 @@ use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::page_table::{BUSY, Pte, PteFlags, Raw, Slot};
+use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, Vma};
 use core::ops::ControlFlow;
@@ -51,7 +52,7 @@ impl<'a, H: Host> Sweep<'a, H> {
     }
 
     /// Shoots `range`, which covers all that was zapped, down; frees the frames once that has passed; with `unmapped`,
-    /// also the page tables that nothing is mapped in any more. For a caller that holds the layout lock.
+    /// also the page tables that nothing is mapped in any more. For a caller that holds the range.
     ///
     /// Pages of objects are counted by nobody, and the object may be written back or gone the next moment. So where
     /// stores to them may be under way, or their mapping goes, it waits until the shoot-down has passed; the VMA is still in
@@ -67,6 +68,7 @@ impl<'a, H: Host> Sweep<'a, H> {
 
     fn shoot_down_and_free(self, range: AddrRange, unmapped: bool) -> Ticket {
         if !self.tables {
+            self.cpu.count(Counter::TlbFlushSkipped, 1);
             return Ticket::PASSED; // nothing was ever touched there
         }
         let pin = self.cpu.pin();
@@ -79,6 +81,7 @@ impl<'a, H: Host> Sweep<'a, H> {
         }
         // The entries of an object may have been taken away a moment ago, with loads through them still under way.
         if !self.found && tables.is_empty() && !self.ending {
+            self.cpu.count(Counter::TlbFlushSkipped, 1);
             return Ticket::PASSED;
         }
         let ticket = self.mm.shoot_down(&ram, range);
@@ -109,6 +112,7 @@ pub(super) fn apply_protection<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, range: AddrRan
         });
     });
     if !reduced {
+        cpu.count(Counter::TlbFlushSkipped, 1);
         return Ticket::PASSED;
     }
     let pin = cpu.pin();

@@ -14,9 +14,9 @@
 //! # How
 //!
 //! Each CPU has a word: 0 when idle, else the epoch at which it pinned. Pinning is one compare-and-swap from 0:
-//! it announces the epoch, it is the full fence that epoch reclamation needs between the announcement and the
-//! first read, and it is the lock of the private state. One instruction, three duties: a separate lock
-//! for the frame cache would cost a fault another 8 ns (Zen 3).
+//! it announces the epoch, it is (on x86; elsewhere a fence follows) the full fence that epoch reclamation needs
+//! between the announcement and the first read, and it is the lock of the private state. One instruction, three
+//! duties: a separate lock for the frame cache would cost a fault another 8 ns (Zen 3).
 //!
 //! The global epoch moves from `e` to `e + 1` only when no word holds an epoch other than `e`. An object retired
 //! at epoch `r` is freed at `r + 2`. A reader that pinned at `e` keeps the epoch at `e + 1` or below. A reader may
@@ -36,7 +36,7 @@
 //! requirement A3 of the promise), deferring allocates and so can abort, and it gives no hold on another
 //! CPU's private state.
 
-use super::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence, spin_loop};
+use super::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence, note_write, spin_loop};
 use crate::error::OutOfMemory;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -179,7 +179,13 @@ impl Epoch {
         let announce = self.global.load(Ordering::Relaxed) << 1 | 1;
         // Lazily: a pin made in vain would, when dropped, end the pin of the CPU's owner.
         let pin = || Pin { epoch: self, id, not_send: PhantomData };
-        slot.word.compare_exchange(0, announce, Ordering::SeqCst, Ordering::Relaxed).is_ok().then(pin)
+        slot.word.compare_exchange(0, announce, Ordering::SeqCst, Ordering::Relaxed).ok()?;
+        // The announcement must come before every read under the pin. On x86 a locked instruction is a full fence;
+        // the language, and processors that load-link and store-conditionally, let later loads pass its store.
+        if !cfg!(all(any(target_arch = "x86_64", target_arch = "x86"), not(terrane_loom))) {
+            mutant!("pin_without_fence", fence(Ordering::SeqCst), ());
+        }
+        Some(pin())
     }
 
     /// Runs `act` pinned as some CPU that is not pinned now: for destructors that must give something back and
@@ -207,20 +213,20 @@ impl Epoch {
     /// True when whatever was unlinked before [`now`](Self::now) gave `stamp` can no longer be in use.
     #[inline]
     pub fn has_passed(&self, stamp: u64) -> bool {
-        self.global.load(Ordering::Acquire) >= stamp + 2
+        self.global.load(Ordering::Acquire) >= stamp + mutant!("grace_of_one", 2, 1)
     }
 
     /// Moves the global epoch on by one unless a pinned CPU still announces an older one. O(CPUs).
     pub fn try_advance(&self) -> bool {
-        fence(Ordering::SeqCst);
+        mutant!("advance_without_fence", fence(Ordering::SeqCst), ());
         let now = self.global.load(Ordering::Relaxed);
         for slot in &self.slots[..self.used()] {
             let word = slot.word.load(Ordering::Relaxed);
-            if word != 0 && word >> 1 != now {
+            if mutant!("advance_past_pins", word != 0 && word >> 1 != now, false) {
                 return false;
             }
         }
-        fence(Ordering::Acquire);
+        mutant!("advance_without_acquire", fence(Ordering::Acquire), ());
         self.global.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
@@ -277,15 +283,18 @@ impl<'e> Participant<'e> {
     pub unsafe fn retire(pin: &Pin<'_>, link: NonNull<RetireLink>, free: FreeFn) {
         let slot = &pin.epoch.slots[pin.id.index()];
         // The unlinking must be ordered before the stamp is read: a stamp too old would free too early.
-        fence(Ordering::SeqCst);
+        mutant!("retire_without_fence", fence(Ordering::SeqCst), ());
         // SAFETY: the caller gives the object up to this queue.
         let node = unsafe { link.as_ref() };
+        note_write(node, 1);
+        note_write(&slot.tail, 1);
         node.stamp.set(pin.epoch.global.load(Ordering::Relaxed));
         node.free.set(Some(free));
         node.next.set(ptr::null_mut());
         if slot.tail.get().is_null() {
             slot.head.set(link.as_ptr());
         } else {
+            note_write(slot.tail.get(), 1);
             // SAFETY: the tail is retired and not yet freed, and ours under the pin.
             unsafe { (*slot.tail.get()).next.set(link.as_ptr()) };
         }
@@ -347,6 +356,8 @@ impl<'e> Participant<'e> {
         if last.is_null() {
             return ptr::null_mut();
         }
+        note_write(last, 1);
+        note_write(&slot.head, 1);
         // SAFETY: `last` is a queued object.
         unsafe { (*last).next.set(ptr::null_mut()) };
         slot.head.set(next);
@@ -397,9 +408,14 @@ impl<'e> Pin<'e> {
 impl Drop for Pin<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.epoch.slots[self.id.index()].word.store(0, Ordering::Release);
+        let order = mutant!("unpin_relaxed", Ordering::Release, Ordering::Relaxed);
+        self.epoch.slots[self.id.index()].word.store(0, order);
     }
 }
+
+describe!([] RetireLink { next, stamp, free });
+describe!([] Epoch { global, used, slots });
+describe!([] Slot { word, taken, head, tail, retired });
 
 #[cfg(test)]
 mod tests {

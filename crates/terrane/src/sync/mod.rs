@@ -7,26 +7,22 @@
 //! | [`seq`] | the sequence counter of a VMA |
 //! | [`spin`] | a small lock for short, rare critical sections |
 //! | [`shared`] | a reference-counted pointer whose creation can fail |
+//! | [`tally`] | a counter that many CPUs add to |
 
 /// Is `$right`; or `$wrong`, while a model has chosen the mutation `$name` to see that it is caught. Plain builds
 /// know only `$right`. See `sync::mutation`.
 #[cfg(not(any(terrane_watch, terrane_loom)))]
-#[allow(unused_macros)]
 macro_rules! mutant {
     ($name:literal, $right:expr, $wrong:expr $(,)?) => {
         $right
     };
 }
 #[cfg(any(terrane_watch, terrane_loom))]
-#[allow(unused_macros)]
 macro_rules! mutant {
     ($name:literal, $right:expr, $wrong:expr $(,)?) => {
         if $crate::sync::mutation::is($name) { $wrong } else { $right }
     };
 }
-#[allow(unused_imports, reason = "not every build has mutations")]
-pub(crate) use mutant;
-
 pub mod atomic;
 pub mod epoch;
 #[cfg(any(terrane_watch, terrane_loom))]
@@ -34,8 +30,10 @@ pub mod mutation;
 pub mod seq;
 pub mod shared;
 pub mod spin;
+pub mod tally;
 
 pub use epoch::{CpuId, Epoch, Participant, Pin, RetireLink};
 pub use seq::SeqCount;
 pub use shared::Shared;
 pub use spin::SpinLock;
+pub use tally::Tally;

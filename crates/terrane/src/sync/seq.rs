@@ -25,7 +25,7 @@
 //! # Who may break it
 //!
 //! Whoever writes an attribute outside a bracket; whoever sweeps before `write_begin`; two writers at once
-//! (writers of one VMA exclude each other by the layout lock of the space).
+//! (writers of one VMA exclude each other by the lock of the leaf it is in).
 //!
 //! Source: L. Dufour, P. Zijlstra, "Speculative page faults", v11 (2018).
 
@@ -47,7 +47,7 @@ impl SeqCount {
     /// Begins a read: the counter's value, or `None` while a change is under way or after [`kill`](Self::kill).
     #[inline]
     pub fn read(&self) -> Option<u32> {
-        let seq = self.0.load(Ordering::Acquire);
+        let seq = self.0.load(mutant!("read_relaxed", Ordering::Acquire, Ordering::Relaxed));
         (seq & 1 == 0).then_some(seq)
     }
 
@@ -55,7 +55,7 @@ impl SeqCount {
     /// consistent state.
     #[inline]
     pub fn unchanged(&self, seq: u32) -> bool {
-        fence(Ordering::Acquire);
+        mutant!("unchanged_without_fence", fence(Ordering::Acquire), ());
         self.0.load(Ordering::Relaxed) == seq
     }
 
@@ -63,7 +63,8 @@ impl SeqCount {
     /// must have been `SeqCst`, which orders it before this load without a fence of its own.
     #[inline]
     pub fn unchanged_while_owned(&self, seq: u32) -> bool {
-        self.0.load(Ordering::SeqCst) == seq
+        let order = mutant!("validate_relaxed", Ordering::SeqCst, Ordering::Relaxed);
+        mutant!("validate_never", self.0.load(order) == seq, true)
     }
 
     /// Begins a change: makes the counter odd, and orders that before everything that follows.
@@ -72,7 +73,11 @@ impl SeqCount {
         let seq = self.0.load(Ordering::Relaxed);
         debug_assert!(seq & 1 == 0, "two writers of one VMA, or a dead one");
         self.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        mutant!(
+            "write_begin_without_fence",
+            mutant!("write_begin_unordered", fence(Ordering::SeqCst), ()),
+            fence(Ordering::Release)
+        );
     }
 
     /// Ends a change: the counter is even again and differs from before.
@@ -80,7 +85,8 @@ impl SeqCount {
     pub fn write_end(&self) {
         let seq = self.0.load(Ordering::Relaxed);
         debug_assert!(seq & 1 == 1);
-        self.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Release);
+        let order = mutant!("write_end_relaxed", Ordering::Release, Ordering::Relaxed);
+        self.0.store(seq.wrapping_add(1) & !DEAD, order);
     }
 
     /// Makes the counter odd for ever: the VMA is no longer part of its space. Allowed at rest and during a
@@ -89,13 +95,20 @@ impl SeqCount {
     pub fn kill(&self) {
         let seq = self.0.load(Ordering::Relaxed);
         self.0.store(seq | 1 | DEAD, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        mutant!("kill_without_fence", fence(Ordering::SeqCst), fence(Ordering::Release));
     }
 
     /// True after [`kill`](Self::kill).
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.0.load(Ordering::Acquire) & DEAD != 0
+    }
+}
+
+#[cfg(terrane_watch)]
+impl crate::names::Describe for SeqCount {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
     }
 }
 

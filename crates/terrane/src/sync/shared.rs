@@ -56,7 +56,8 @@ impl<T> Shared<T> {
         // SAFETY: `counted` is live while `this` is.
         let counted = unsafe { this.counted.as_mut() };
         // An only owner cannot be cloned while it is borrowed; acquire makes the former owners' use happen before.
-        (counted.references.load(Ordering::Acquire) == 1).then_some(&mut counted.value)
+        let order = mutant!("shared_only_owner_relaxed", Ordering::Acquire, Ordering::Relaxed);
+        (counted.references.load(order) == 1).then_some(&mut counted.value)
     }
 
     /// True when both point to one value.
@@ -103,10 +104,11 @@ impl<T> Drop for Shared<T> {
         // SAFETY: live until the count falls to zero, which happens for one owner only; release and acquire make
         // every other owner's use happen before the drop.
         unsafe {
-            if self.counted.as_ref().references.fetch_sub(1, Ordering::Release) != 1 {
+            let order = mutant!("shared_drop_relaxed", Ordering::Release, Ordering::Relaxed);
+            if self.counted.as_ref().references.fetch_sub(1, order) != 1 {
                 return;
             }
-            fence(Ordering::Acquire);
+            mutant!("shared_drop_without_acquire", fence(Ordering::Acquire), ());
             self.counted.as_ptr().drop_in_place();
             dealloc(self.counted.as_ptr().cast(), Layout::new::<Counted<T>>());
         }
@@ -116,6 +118,15 @@ impl<T> Drop for Shared<T> {
 impl<T: core::fmt::Debug> core::fmt::Debug for Shared<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(terrane_watch)]
+impl<T> crate::names::Describe for Shared<T> {
+    /// The count of owners only: what is shared has a place of its own to be described from.
+    fn describe(&self, names: &mut crate::names::Names) {
+        // SAFETY: `counted` is live while `self` is.
+        names.field("references", &unsafe { self.counted.as_ref() }.references);
     }
 }
 

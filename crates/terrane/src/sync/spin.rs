@@ -30,12 +30,13 @@ unsafe impl lock_api::RawMutex for RawSpin {
 
     #[inline]
     fn try_lock(&self) -> bool {
-        self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let order = mutant!("spin_lock_relaxed", Ordering::Acquire, Ordering::Relaxed);
+        self.0.compare_exchange(false, true, order, Ordering::Relaxed).is_ok()
     }
 
     #[inline]
     unsafe fn unlock(&self) {
-        self.0.store(false, Ordering::Release);
+        self.0.store(false, mutant!("spin_unlock_relaxed", Ordering::Release, Ordering::Relaxed));
     }
 }
 

@@ -56,7 +56,7 @@ fn anon_fits<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
     }
 }
 
-/// True when the two can become one VMA. Under the layout lock, with both `anon` pointers frozen if they are to
+/// True when the two can become one VMA. Under the locks of their leaves, with both `anon` pointers frozen if they are to
 /// stay as they are.
 pub fn can_merge<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
     low.flags() == high.flags() && continues(low, high) && anon_fits(low, high)

@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::machine::{Machine, Record};
 use crate::object::{MappingLink, Object};
 use crate::rmap::AnonVma;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, note_write};
 use crate::sync::{Participant, Pin, RetireLink, SeqCount, Shared};
 use crate::vma::VmFlags;
 use core::mem::offset_of;
@@ -122,6 +122,7 @@ impl<H: Host> Vma<H> {
             link: MappingLink::new(),
             next: AtomicPtr::new(ptr::null_mut()),
         };
+        note_write(vma.as_ptr(), 1);
         // SAFETY: a record is storage for a VMA, as asserted above, and this one is the caller's.
         unsafe { vma.write(value) };
         vma
@@ -162,7 +163,7 @@ impl<H: Host> Vma<H> {
         self.end.load(Ordering::Relaxed)
     }
 
-    /// The addresses at this moment; consistent only under the layout lock or when validated.
+    /// The addresses at this moment; consistent only under the lock of its leaf, or when validated.
     #[inline]
     pub fn range(&self) -> AddrRange {
         AddrRange::new(self.start(), self.end())
@@ -184,6 +185,14 @@ impl<H: Host> Vma<H> {
     #[inline]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot { range: self.range(), flags: self.flags(), pgoff: self.pgoff() }
+    }
+
+    /// All attributes as they were at one moment; `None` while they change, or when the VMA has left its space.
+    #[inline]
+    pub fn read(&self) -> Option<Snapshot> {
+        let seq = self.seq.read()?;
+        let seen = self.snapshot();
+        self.seq.unchanged(seq).then_some(seen)
     }
 
     /// What is mapped; `None` for private anonymous memory.
@@ -298,3 +307,5 @@ impl<H: Host> Vma<H> {
         self.next.store(next.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Relaxed);
     }
 }
+
+describe!([H: Host] Vma<H> { seq, start, end, flags, pgoff, anon, retire, link, next });

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System, alloc_zeroed, dealloc};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
-use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
+use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::page_table::X86_64;
 use terrane::sync::CpuId;
 use terrane::sync::atomic::{AtomicU32, Ordering};
@@ -115,8 +115,8 @@ unsafe impl Memory for TestHost {
 unsafe impl Tlb for TestHost {
     type Space = ();
 
-    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> Ticket {
-        Ticket::PASSED
+    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> ShootDown {
+        ShootDown::PASSED
     }
 
     fn has_passed(&self, _: CpuId, _: Ticket) -> bool {
@@ -124,10 +124,6 @@ unsafe impl Tlb for TestHost {
     }
 
     fn settle(&self, _: CpuId, _: Ticket) {}
-
-    fn is_shared(&self, _: CpuId, _: &()) -> bool {
-        false
-    }
 }
 
 impl Wait for TestHost {

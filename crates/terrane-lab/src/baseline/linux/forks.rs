@@ -65,6 +65,12 @@ pub fn fork_mappings(mappings: usize) -> Result<Runner<'static>, Failure> {
     Ok(forks(all))
 }
 
+/// A fork to a child that exits at once, and that it has exited; how long both took.
+pub fn fork_once() -> Result<Duration, Failure> {
+    let (took, result) = timed(|| Child::start(|| 0)?.wait());
+    result.map(|()| took)
+}
+
 /// Forks again and again, with `alive` mapped.
 fn forks(alive: Memory) -> Runner<'static> {
     Box::new(move |time| {

@@ -27,20 +27,33 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// Private anonymous memory in pages of the ordinary size: huge pages would be measured for something else.
     pub fn anonymous(length: usize, prot: ProtFlags) -> Result<Self, Failure> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let address = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) };
-        let memory = Self::of(address, length)?;
+        let memory = Self::anonymous_as_it_comes(length, prot)?;
         // A kernel without huge pages refuses this, and is right.
         let _ = memory.advise(Advice::LinuxNoHugepage);
         Ok(memory)
     }
 
+    /// The same by one call, in pages of the size that the kernel likes.
+    pub fn anonymous_as_it_comes(length: usize, prot: ProtFlags) -> Result<Self, Failure> {
+        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+        let address = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, prot, MapFlags::PRIVATE) };
+        Self::of(address, length)
+    }
+
     /// The first `length` bytes of a file, shared, for reading.
     pub fn file(file: impl AsFd, length: usize, flags: MapFlags) -> Result<Self, Failure> {
+        Self::of_file(file, length, ProtFlags::READ, MapFlags::SHARED | flags)
+    }
+
+    /// The first `length` bytes of a file; whoever lets stores reach it (`SHARED`) has the file to himself.
+    pub fn of_file(
+        file: impl AsFd,
+        length: usize,
+        prot: ProtFlags,
+        flags: MapFlags,
+    ) -> Result<Self, Failure> {
         // SAFETY: as above.
-        let address = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED | flags, file, 0)
-        };
+        let address = unsafe { rustix::mm::mmap(ptr::null_mut(), length, prot, flags, file, 0) };
         Self::of(address, length)
     }
 
@@ -97,6 +110,13 @@ impl Memory {
             // SAFETY: checked to be inside; the callers mapped it for writing.
             unsafe { self.address.as_ptr().add(at).write_volatile(1) };
         }
+    }
+
+    /// Reads the byte at `offset`.
+    #[inline]
+    pub fn read_byte(&self, offset: usize) -> u8 {
+        // SAFETY: `at` checks that it is inside; the callers mapped it for reading.
+        unsafe { self.at(offset).read_volatile() }
     }
 
     /// Reads a byte of each page of all of it.

@@ -11,8 +11,10 @@ mod faults;
 mod files;
 mod forks;
 mod memory;
+mod scale;
 
 pub use files::{LENGTH as FILE_LENGTH, cached_file};
+pub use scale::{AREA, CALLS, FORKED, POPULATED, Shape, TOUCHED, Work, sparse_file};
 
 use crate::failure::Failure;
 use crate::measure::plan::Runner;
@@ -85,6 +87,22 @@ pub enum Probe {
     },
     /// The first write to a page after fork, while both processes have it: nanoseconds a page.
     CopyOnWrite,
+    /// Threads that do the same, each for itself: a rate of all together.
+    Scale {
+        /// What they do.
+        work: Work,
+        /// How many they are.
+        threads: usize,
+        /// Whether another one maps and unmaps.
+        churn: bool,
+    },
+    /// mmap and munmap of a page among this many other mappings: nanoseconds for both.
+    Listing {
+        /// Other mappings.
+        mappings: usize,
+        /// Beside a thread that reads the list of mappings all the while.
+        read: bool,
+    },
 }
 
 /// A way to map the pages of a file.
@@ -125,7 +143,8 @@ impl Probe {
         match *self {
             Self::FirstTouch { threads, .. }
             | Self::MultiFault { threads, .. }
-            | Self::File { threads, .. } => threads,
+            | Self::File { threads, .. }
+            | Self::Scale { threads, .. } => threads,
             _ => 1,
         }
     }
@@ -245,6 +264,8 @@ fn set_up(probe: &Probe) -> Result<Runner<'static>, Failure> {
         Probe::Fork { mib } => forks::fork(mib),
         Probe::ForkMappings { mappings } => forks::fork_mappings(mappings),
         Probe::CopyOnWrite => forks::copy_on_write(),
+        Probe::Scale { work, threads, churn } => scale::set_up(work, threads, churn),
+        Probe::Listing { mappings, read } => scale::listing(mappings, read),
     }
 }
 
@@ -275,6 +296,8 @@ mod tests {
     /// Every probe, in this very process: the loops themselves.
     #[test]
     fn every_probe_gives_its_figures() {
+        let scale = |work, threads, churn| (Probe::Scale { work, threads, churn }, 1);
+        let shapes = Shape::ALL.into_iter().filter(|&shape| shape != Shape::Brk1);
         for (probe, values) in [
             (Probe::FirstTouch { threads: 1, churn: false }, 1),
             (Probe::FirstTouch { threads: 2, churn: true }, 2),
@@ -289,7 +312,18 @@ mod tests {
             (Probe::File { how: Fill::Touch, threads: 1 }, 1),
             (Probe::File { how: Fill::Populate, threads: 2 }, 1),
             (Probe::File { how: Fill::MapPopulate, threads: 1 }, 1),
-        ] {
+            (Probe::Listing { mappings: 100, read: true }, 1),
+            scale(Work::Fault { own: false }, 2, true),
+            scale(Work::Fault { own: true }, 2, false),
+            scale(Work::Map { touched: false }, 2, false),
+            scale(Work::Map { touched: true }, 2, false),
+            scale(Work::Protect { touched: false }, 2, false),
+            scale(Work::Protect { touched: true }, 2, true),
+            scale(Work::Populate, 2, false),
+        ]
+        .into_iter()
+        .chain(shapes.map(|shape| scale(Work::Shape(shape, 4 << 20), 2, false)))
+        {
             let sample = match set_up(&probe).and_then(|mut runner| runner(Duration::from_millis(2))) {
                 Err(Failure::Unsupported(_)) => continue,
                 sample => sample.unwrap(),

@@ -3,9 +3,10 @@
 //! Most run on nodes of four slots, so that splits, merges, swallowed leaves and tall trees are common.
 
 mod model;
+mod parallel;
 mod threads;
 
-use super::node::{Inner, Leaf, Node};
+use super::node::{Inner, Leaf, MARK, Node};
 use super::{Direction, Entry, GapRequest, Index, Reserve};
 use crate::addr::{AddrRange, PAGE_SIZE};
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +14,7 @@ use crate::sync::{Epoch, Participant, Pin, RetireLink};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use std::boxed::Box;
+use std::vec::Vec;
 
 std::thread_local! {
     /// Allocations of nodes that still succeed on this thread.
@@ -41,9 +43,11 @@ struct Record {
     start: AtomicU64,
     end: AtomicU64,
     guard: AtomicU64,
+    /// For the test's own use.
+    tag: AtomicU64,
 }
 
-// SAFETY: the tests retire what they take out, and keep one reserve for each index.
+// SAFETY: the tests retire what they take out.
 unsafe impl Entry for Record {
     fn start(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
@@ -66,6 +70,7 @@ impl Record {
             start: AtomicU64::new(start),
             end: AtomicU64::new(end),
             guard: AtomicU64::new(guard),
+            tag: AtomicU64::new(0),
         })))
     }
 
@@ -108,43 +113,91 @@ impl Random {
     }
 }
 
-/// What the checker carries from leaf to leaf.
+/// Takes the entry that starts at `start` out.
+fn remove<const N: usize, const F: usize>(
+    index: &Index<Record, N, F>,
+    reserve: &mut Reserve<Record, N, F>,
+    pin: &Pin<'_>,
+    start: u64,
+) -> Option<NonNull<Record>> {
+    index.edit(reserve, pin, start, 0, |record, edit| {
+        assert_eq!((edit.range().start, edit.range().end), record.range());
+        assert_eq!(edit.range().start, start);
+        edit.remove();
+        NonNull::from(record)
+    })
+}
+
+/// A leaf as the checker meets it.
+struct Seen {
+    low: u64,
+    high: u64,
+    items: Vec<(u64, u64)>,
+    /// On the way to it.
+    hints: Vec<u64>,
+}
+
+/// What the checker carries from node to node.
+#[derive(Default)]
 struct Walk {
-    entries: usize,
     bytes: usize,
-    end_before: u64,
+    leaves: Vec<Seen>,
 }
 
-/// Checks every invariant of the tree.
-fn check<const N: usize, const F: usize>(index: &Index<Record, N, F>) {
+/// Checks every invariant of the tree, which is at rest; returns where its leaves begin.
+fn check<const N: usize, const F: usize>(index: &Index<Record, N, F>) -> Vec<u64> {
     let (root, height) = index.root();
-    let mut walk = Walk { entries: 0, bytes: 0, end_before: index.limits().start };
-    check_below(index, root, height, 0, u64::MAX, &mut walk);
-    assert_eq!(walk.entries, index.len() + 1, "with the sentinel");
+    let mut walk = Walk::default();
+    check_below(index, root, height, (0, u64::MAX), &mut Vec::new(), &mut walk);
     assert_eq!(walk.bytes, index.bytes());
-    assert_eq!(walk.end_before, u64::MAX, "the sentinel is the last");
+    let items: Vec<_> = walk.leaves.iter().flat_map(|leaf| leaf.items.iter().copied()).collect();
+    assert_eq!(items.len(), index.len() + 1, "with the sentinel");
+    assert_eq!(items.last(), Some(&(index.limits().end, u64::MAX)));
+    let mut high = 0;
+    for leaf in &walk.leaves {
+        assert_eq!(leaf.low, high, "spans have holes");
+        high = leaf.high;
+    }
+    assert_eq!(high, u64::MAX);
+    let mut bottom = index.limits().start;
+    let mut from = 0;
+    for &(top, end) in &items {
+        assert!(bottom <= top && top < end, "entries overlap");
+        // A leaf that has been swallowed has no span, and no gap touches it.
+        while walk.leaves[from].high <= bottom {
+            from += 1;
+        }
+        for leaf in walk.leaves[from..].iter().take_while(|leaf| index.top.gaps && leaf.low < top) {
+            let hint = leaf.hints.iter().min().copied().unwrap_or(u64::MAX);
+            let is_enough = leaf.low == leaf.high || hint >= top - bottom;
+            assert!(is_enough, "hint {hint:#x} below the gap {bottom:#x}..{top:#x}");
+        }
+        if end != u64::MAX {
+            bottom = end;
+        }
+    }
+    walk.leaves.iter().map(|leaf| leaf.low).collect()
 }
 
-/// Returns the largest gap before an entry below `node`.
 fn check_below<const N: usize, const F: usize>(
     index: &Index<Record, N, F>,
     node: *mut (),
     height: usize,
-    low: u64,
-    high: u64,
+    (low, high): (u64, u64),
+    hints: &mut Vec<u64>,
     walk: &mut Walk,
-) -> u64 {
+) {
     if height == 0 {
         // SAFETY: reached from the root, with no writer at work.
         let leaf = unsafe { &*node.cast::<Leaf<Record, N>>() };
         walk.bytes += size_of::<Leaf<Record, N>>();
-        assert!(!leaf.obsolete().load(Ordering::Relaxed));
+        assert!(!leaf.is_obsolete());
+        assert_eq!((leaf.low(), leaf.high()), (low, high.max(low)), "what the leaf says of its span");
         let sentinel = usize::from(leaf.len() > 0 && leaf.entry(leaf.len() - 1).is_null());
         assert_eq!(leaf.rank(index.limits().end), leaf.len() - sentinel, "the count and the keys disagree");
-        let mut most = 0;
+        let mut items = Vec::new();
         for rank in 0..leaf.len() {
             let item = leaf.item(rank);
-            assert!(walk.end_before <= item.start && item.start < item.end);
             assert!(
                 low <= item.start && (item.end <= high || item.entry.is_null()),
                 "outside the span of its leaf"
@@ -155,35 +208,33 @@ fn check_below<const N: usize, const F: usize>(
             } else {
                 assert_eq!(item.start, index.limits().end);
             }
-            most = most.max(item.start - walk.end_before);
-            walk.end_before = item.end;
-            walk.entries += 1;
+            items.push((item.start, item.end));
         }
-        return most;
+        walk.leaves.push(Seen { low: leaf.low(), high: leaf.high(), items, hints: hints.clone() });
+        return;
     }
     // SAFETY: as above.
     let inner = unsafe { &*node.cast::<Inner<F>>() };
     walk.bytes += size_of::<Inner<F>>();
-    assert!(!inner.obsolete().load(Ordering::Relaxed));
+    assert!(!inner.is_obsolete());
     assert!(inner.len() >= 1 && inner.len() <= F && inner.from(0) == 0);
-    let mut total = 0;
     for at in 0..inner.len() {
         let behind = if at + 1 < inner.len() { inner.from(at + 1) } else { u64::MAX };
         assert!(inner.from(at) <= behind, "separators out of order");
-        let (low, high) = (low.max(inner.from(at)), high.min(behind));
-        let most = check_below(index, inner.child(at), height - 1, low, high, walk);
-        if index.top.gaps {
-            let hint = inner.gap(at).load(Ordering::Relaxed);
-            assert!(hint >= most, "hint {hint:#x} below the gap {most:#x}");
-            if height > 1 {
-                // SAFETY: as above.
-                let below = unsafe { &*inner.child(at).cast::<Inner<F>>() }.highest_gap();
-                assert!(hint >= below, "hint {hint:#x} below one of its children's, {below:#x}");
-            }
+        // A separator may have been overtaken by one further up, on either side.
+        let low_of = low.max(inner.from(at)).min(high);
+        let high_of = high.min(behind).max(low_of);
+        let hint = inner.gap(at).load(Ordering::Relaxed);
+        assert_eq!(hint & MARK, 0, "a mark was left behind");
+        if index.top.gaps && height > 1 {
+            // SAFETY: as above.
+            let below = unsafe { &*inner.child(at).cast::<Inner<F>>() }.highest_gap();
+            assert!(hint >= below, "hint {hint:#x} below one of its children's, {below:#x}");
         }
-        total = total.max(most);
+        hints.push(hint);
+        check_below(index, inner.child(at), height - 1, (low_of, high_of), hints, walk);
+        hints.pop();
     }
-    total
 }
 
 #[test]
@@ -208,7 +259,8 @@ fn a_reserve_that_fails_changes_nothing() {
         // What was promised needs no allocation.
         ALLOWED.with(|left| left.set(0));
         let start = (nth * 7919 % 200) * 8 * PAGE_SIZE;
-        index.insert(&mut reserve, &pin, Record::leak(start, start + PAGE_SIZE, 0));
+        let range = AddrRange::new(start, start + PAGE_SIZE);
+        index.insert(&mut reserve, &pin, range, Record::leak(range.start, range.end, 0));
         ALLOWED.with(|left| left.set(usize::MAX));
         check(&index);
     }
@@ -217,7 +269,7 @@ fn a_reserve_that_fails_changes_nothing() {
     // Removals need nothing at all.
     let mut empty = Reserve::new();
     for nth in 0..200 {
-        let record = index.remove(&mut empty, &pin, nth * 8 * PAGE_SIZE).unwrap();
+        let record = remove(&index, &mut empty, &pin, nth * 8 * PAGE_SIZE).unwrap();
         retire(&pin, record, false);
         check(&index);
     }
@@ -238,7 +290,8 @@ fn runs_leave_full_leaves_and_merges_give_them_back() {
             let pin = cpu.pin();
             let start = if descending { COUNT - nth } else { nth } * PAGE_SIZE;
             index.reserve(&mut reserve, 1).unwrap();
-            index.insert(&mut reserve, &pin, Record::leak(start, start + PAGE_SIZE, 0));
+            let range = AddrRange::new(start, start + PAGE_SIZE);
+            index.insert(&mut reserve, &pin, range, Record::leak(range.start, range.end, 0));
             drop(pin);
             cpu.collect();
         }
@@ -249,7 +302,7 @@ fn runs_leave_full_leaves_and_merges_give_them_back() {
             let pin = cpu.pin();
             let start = (nth * 7919 % COUNT + u64::from(descending)) * PAGE_SIZE;
             index.reserve(&mut reserve, 0).unwrap();
-            retire(&pin, index.remove(&mut reserve, &pin, start).unwrap(), false);
+            retire(&pin, remove(&index, &mut reserve, &pin, start).unwrap(), false);
             drop(pin);
             cpu.collect();
         }
@@ -285,13 +338,13 @@ fn an_empty_index_and_odd_requests() {
     (request.low, request.high) = (u64::MAX, 0);
     assert_eq!(index.search(&pin, &request), None);
     for addr in [0, PAGE_SIZE, u64::MAX - 1, u64::MAX] {
-        assert!(index.find(&pin, addr).is_none());
+        assert!(index.find(&pin, addr).is_none() && index.find_exact(&pin, addr).is_none());
         assert!(index.first_ending_after(&pin, addr).is_none());
         assert!(index.last_starting_before(&pin, addr).is_none());
     }
     index.for_each(&pin, AddrRange::new(0, u64::MAX), |_| unreachable!());
     let mut reserve = Reserve::new();
-    assert!(index.remove(&mut reserve, &pin, index.limits().end).is_none(), "the sentinel is no entry");
+    assert!(remove(&index, &mut reserve, &pin, index.limits().end).is_none(), "the sentinel is no entry");
     check(&index);
 }
 

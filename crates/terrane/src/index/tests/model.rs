@@ -2,7 +2,7 @@
 
 use super::*;
 use core::ops::ControlFlow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::vec::Vec;
 
 const P: u64 = PAGE_SIZE;
@@ -19,6 +19,8 @@ struct Model<'e, const N: usize, const F: usize> {
     random: Random,
     /// Where the last insertion of a run ended.
     run: u64,
+    /// Borders, in pages, that no entry has spanned since they were made.
+    fences: BTreeSet<u64>,
 }
 
 impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
@@ -33,6 +35,7 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
             high,
             random: Random(seed),
             run: low,
+            fences: BTreeSet::new(),
         }
     }
 
@@ -46,13 +49,13 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
     fn insert(&mut self, pin: &Pin<'_>, start: u64, end: u64) {
         let guard = if self.random.below(8) == 0 { self.random.below(6) * P } else { 0 };
         let record = Record::leak(start * P, end * P, guard);
-        self.index.insert(&mut self.reserve, pin, record);
+        self.index.insert(&mut self.reserve, pin, AddrRange::new(start * P, end * P), record);
         assert!(self.map.insert(start, (end, record)).is_none());
     }
 
     fn take(&mut self, pin: &Pin<'_>, start: u64) {
         let (_, record) = self.map.remove(&start).unwrap();
-        assert_eq!(self.index.remove(&mut self.reserve, pin, start * P), Some(record));
+        assert_eq!(remove(&self.index, &mut self.reserve, pin, start * P), Some(record));
         retire(pin, record, false);
     }
 
@@ -93,49 +96,41 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
                     self.run = end;
                 }
             }
-            70..78 => {
-                let Some((start, end, record)) = self.some_entry() else { return };
-                // SAFETY: in the index, so alive.
-                let record = unsafe { record.as_ref() };
+            70..76 => {
+                let Some((start, end, _)) = self.some_entry() else { return };
                 let limit = self.gap(end).map_or(end, |(_, above)| above);
                 let new = start + 1 + self.random.below(limit - start);
-                record.end.store(new * P, Ordering::Relaxed);
-                assert!(self.index.move_end(&mut self.reserve, pin, start * P, new * P));
-                self.map.get_mut(&start).unwrap().0 = new;
+                self.move_end(pin, start, end, new);
             }
-            78..86 => {
+            76..82 => {
                 let Some((start, end, record)) = self.some_entry() else { return };
-                // SAFETY: as above.
-                let shared = unsafe { record.as_ref() };
                 let limit = match start.checked_sub(1).and_then(|page| self.gap(page)) {
                     Some((below, _)) if start > self.low => below,
                     _ => start,
                 };
                 let new = limit + self.random.below(end - limit);
-                shared.start.store(new * P, Ordering::Relaxed);
-                assert!(self.index.move_start(&mut self.reserve, pin, start * P, new * P));
+                self.move_start(pin, start, new);
                 self.map.remove(&start);
                 self.map.insert(new, (end, record));
             }
-            86..92 => {
-                // As `mprotect` does it: one entry becomes two.
-                let Some((start, end, record)) = self.some_entry() else { return };
-                if end - start < 2 {
-                    return;
-                }
-                let middle = start + 1 + self.random.below(end - start - 1);
-                // SAFETY: as above.
-                unsafe { record.as_ref() }.end.store(middle * P, Ordering::Relaxed);
-                assert!(self.index.move_end(&mut self.reserve, pin, start * P, middle * P));
-                self.map.get_mut(&start).unwrap().0 = middle;
-                self.insert(pin, middle, end);
+            82..88 => self.divide(pin),
+            88..92 => {
+                let Some((start, end, _)) = self.some_entry() else { return };
+                self.join(pin, start, end);
             }
-            92..96 => {
+            92..95 => {
                 let Some((start, end, record)) = self.some_entry() else { return };
                 let new = Record::leak(start * P, end * P, 0);
                 assert_eq!(self.index.replace(&mut self.reserve, pin, start * P, new), Some(record));
                 self.map.insert(start, (end, new));
                 retire(pin, record, false);
+            }
+            95 => {
+                let page = self.low + self.random.below(self.high - self.low);
+                self.index.fence(&mut self.reserve, pin, page * P).unwrap();
+                if self.fences.len() < 12 {
+                    self.fences.insert(page);
+                }
             }
             _ => {
                 // All of a range, as `munmap` does it.
@@ -148,6 +143,101 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
             }
         }
         assert_eq!(self.index.len(), self.map.len());
+        let (fences, map) = (&mut self.fences, &self.map);
+        fences.retain(|&page| map.range(..page).next_back().is_none_or(|(_, &(end, _))| end <= page));
+    }
+
+    fn move_end(&mut self, pin: &Pin<'_>, start: u64, end: u64, new: u64) {
+        let (index, reserve) = (&self.index, &mut self.reserve);
+        if new > end {
+            // First one that declines: the index stays as it is.
+            assert!(!index.extend_up(reserve, pin, end * P, new * P, |_| false));
+            assert!(!index.extend_up(reserve, pin, start * P + P / 2, new * P, |_| unreachable!()));
+            assert!(index.extend_up(reserve, pin, end * P, new * P, |record| {
+                assert_eq!(record.range(), (start * P, end * P));
+                record.end.store(new * P, Ordering::Relaxed);
+                true
+            }));
+        } else {
+            let done = index.edit(reserve, pin, new * P - 1, 0, |record, edit| {
+                assert_eq!(edit.range(), AddrRange::new(start * P, end * P));
+                record.end.store(new * P, Ordering::Relaxed);
+                edit.set_end(new * P);
+            });
+            assert_eq!(done, Some(()));
+        }
+        self.map.get_mut(&start).unwrap().0 = new;
+    }
+
+    fn move_start(&mut self, pin: &Pin<'_>, start: u64, new: u64) {
+        let (index, reserve) = (&self.index, &mut self.reserve);
+        if new < start {
+            assert!(!index.extend_down(reserve, pin, start * P, new * P, |_| false));
+            assert!(index.extend_down(reserve, pin, start * P, new * P, |record| {
+                assert_eq!(record.start(), start * P);
+                record.start.store(new * P, Ordering::Relaxed);
+                true
+            }));
+        } else {
+            let done = index.edit(reserve, pin, start * P, 0, |record, edit| {
+                assert_eq!(edit.range().start, start * P);
+                record.start.store(new * P, Ordering::Relaxed);
+                edit.set_start(new * P);
+            });
+            assert_eq!(done, Some(()));
+        }
+    }
+
+    /// As `mprotect` does it: one entry becomes two or three. Or as `munmap` does: the middle is gone then.
+    fn divide(&mut self, pin: &Pin<'_>) {
+        let Some((start, end, low)) = self.some_entry() else { return };
+        if end - start < 3 {
+            return;
+        }
+        let first = start + 1 + self.random.below(end - start - 2);
+        let second = first + 1 + self.random.below(end - first - 1);
+        let (hole, three) = (self.random.below(2) == 0, self.random.below(2) == 0);
+        let high = Record::leak(second * P, end * P, 0);
+        let middle = Record::leak(first * P, second * P, 0);
+        let at = (start + self.random.below(end - start)) * P;
+        let inserts = 1 + usize::from(three && !hole);
+        let done = self.index.edit(&mut self.reserve, pin, at, inserts, |record, edit| {
+            assert_eq!((NonNull::from(record), edit.range()), (low, AddrRange::new(start * P, end * P)));
+            edit.divide(second * P, high);
+            if hole {
+                edit.set_end(first * P);
+            } else if three {
+                edit.divide(first * P, middle);
+            }
+            record.end.store(edit.range().end, Ordering::Relaxed);
+            edit.range().end / P
+        });
+        self.map.insert(start, (done.unwrap(), low));
+        self.map.insert(second, (end, high));
+        if three && !hole {
+            self.map.insert(first, (second, middle));
+        } else {
+            retire(pin, middle, false);
+        }
+    }
+
+    /// Joins the entry with the next one, if they touch.
+    fn join(&mut self, pin: &Pin<'_>, start: u64, end: u64) {
+        let next = self.map.get(&end).copied();
+        let Some((far, high)) = next else {
+            let none = self.index.join(&mut self.reserve, pin, end * P, |_, _| unreachable!());
+            return assert!(none.is_none());
+        };
+        assert!(self.index.join(&mut self.reserve, pin, end * P, |_, _| false).is_none());
+        let gone = self.index.join(&mut self.reserve, pin, end * P, |low, high| {
+            assert_eq!((low.range(), high.range()), ((start * P, end * P), (end * P, far * P)));
+            low.end.store(far * P, Ordering::Relaxed);
+            true
+        });
+        assert_eq!(gone, Some(high));
+        self.map.get_mut(&start).unwrap().0 = far;
+        self.map.remove(&end);
+        retire(pin, high, false);
     }
 
     /// Compares queries at a few random places.
@@ -165,6 +255,7 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
         let before = self.map.range(..=page).next_back().map(|(&start, &(end, record))| (start, end, record));
         let hit = before.filter(|&(_, end, _)| page < end).map(|(_, _, record)| record);
         assert_eq!(self.index.find(pin, addr).map(NonNull::from), hit, "find {addr:#x}");
+        assert_eq!(self.index.find_exact(pin, addr).map(NonNull::from), hit, "find_exact {addr:#x}");
         let next = self.map.range(page + 1..).next().map(|(_, &(_, record))| record);
         assert_eq!(
             self.index.first_ending_after(pin, addr).map(NonNull::from),
@@ -173,6 +264,9 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
         );
         let last = self.map.range(..addr.div_ceil(P)).next_back().map(|(_, &(_, record))| record);
         assert_eq!(self.index.last_starting_before(pin, addr).map(NonNull::from), last, "before {addr:#x}");
+        let above = self.map.range(addr.div_ceil(P)..).next().map(|(_, &(_, record))| record);
+        let (low, high) = self.index.neighbours(pin, addr);
+        assert_eq!((low.map(NonNull::from), high.map(NonNull::from)), (last, above), "beside {addr:#x}");
     }
 
     /// The search against trying every page.
@@ -236,7 +330,10 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
 
     /// Compares everything.
     fn compare(&mut self, pin: &Pin<'_>) {
-        check(&self.index);
+        let borders = check(&self.index);
+        for page in &self.fences {
+            assert!(*page == self.low || borders.contains(&(page * P)), "no border at page {page}");
+        }
         for (&start, &(end, _)) in &self.map {
             for addr in [start * P, start * P + 1, end * P - 1, end * P] {
                 self.compare_at(pin, addr);

@@ -21,7 +21,7 @@ fn churn<const N: usize, const F: usize>(seed: u64, count: u64, rounds: usize) {
         let pin = writer.pin();
         index.reserve(&mut reserve, 1).unwrap();
         let start = nth * STRIDE * P;
-        index.insert(&mut reserve, &pin, Record::leak(start, start + P, 0));
+        index.insert(&mut reserve, &pin, AddrRange::new(start, start + P), Record::leak(start, start + P, 0));
     }
     thread::scope(|scope| {
         for reader in 0..2 {
@@ -76,7 +76,7 @@ fn write<const N: usize, const F: usize>(
                 for page in (base + 1..base + STRIDE).step_by(each as usize) {
                     index.reserve(reserve, 1).unwrap();
                     let record = Record::leak(page * P, (page + 1) * P, 0);
-                    index.insert(reserve, &pin, record);
+                    index.insert(reserve, &pin, AddrRange::new(page * P, (page + 1) * P), record);
                     mine.push(record);
                 }
             } else if mine.len() > 1 {
@@ -85,22 +85,30 @@ fn write<const N: usize, const F: usize>(
                 for record in mine.drain(..) {
                     index.reserve(reserve, 0).unwrap();
                     // SAFETY: in the index, so alive.
-                    let taken = index.remove(reserve, &pin, unsafe { record.as_ref() }.start());
+                    let taken = remove(index, reserve, &pin, unsafe { record.as_ref() }.start());
                     assert_eq!(taken, Some(record));
                     retire(&pin, record, true);
                 }
                 // SAFETY: as above.
                 let record = unsafe { keep.as_ref() };
-                let (start, _) = record.range();
-                index.move_end(reserve, &pin, start, (base + STRIDE) * P);
-                record.end.store((base + STRIDE) * P, Ordering::Relaxed);
-                index.move_start(reserve, &pin, start, (base + 1) * P);
-                record.start.store((base + 1) * P, Ordering::Relaxed);
+                let (start, end) = record.range();
+                if end < (base + STRIDE) * P {
+                    assert!(index.extend_up(reserve, &pin, end, (base + STRIDE) * P, |record| {
+                        record.end.store((base + STRIDE) * P, Ordering::Relaxed);
+                        true
+                    }));
+                }
+                if start > (base + 1) * P {
+                    assert!(index.extend_down(reserve, &pin, start, (base + 1) * P, |record| {
+                        record.start.store((base + 1) * P, Ordering::Relaxed);
+                        true
+                    }));
+                }
                 mine.push(keep);
             } else if let Some(record) = mine.pop() {
                 index.reserve(reserve, 0).unwrap();
                 // SAFETY: as above.
-                let taken = index.remove(reserve, &pin, unsafe { record.as_ref() }.start());
+                let taken = remove(index, reserve, &pin, unsafe { record.as_ref() }.start());
                 assert_eq!(taken, Some(record));
                 retire(&pin, record, true);
             }

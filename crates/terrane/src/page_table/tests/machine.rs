@@ -2,7 +2,7 @@
 
 use crate::addr::{AddrRange, Frame, PAGE_SIZE};
 use crate::frame::{FrameList, Frames, Grace, Ram};
-use crate::host::{File, FrameRange, Host, IoError, Memory, Observe, Ticket, Tlb, Wait};
+use crate::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use crate::page_table::{Format, PageTable};
 use crate::stats::Stats;
 use crate::sync::atomic::AtomicU32;
@@ -62,8 +62,8 @@ unsafe impl<F: Format> Memory for TestHost<F> {
 unsafe impl<F: Format> Tlb for TestHost<F> {
     type Space = ();
 
-    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> Ticket {
-        Ticket::PASSED
+    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> ShootDown {
+        ShootDown::PASSED
     }
 
     fn has_passed(&self, _: CpuId, _: Ticket) -> bool {
@@ -71,10 +71,6 @@ unsafe impl<F: Format> Tlb for TestHost<F> {
     }
 
     fn settle(&self, _: CpuId, _: Ticket) {}
-
-    fn is_shared(&self, _: CpuId, _: &()) -> bool {
-        true
-    }
 }
 
 impl<F: Format> Wait for TestHost<F> {

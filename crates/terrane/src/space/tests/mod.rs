@@ -1,7 +1,10 @@
 //! The calls and the faults together, on the small machine for unit tests.
 
 mod basics;
+mod listing;
 mod model;
+mod neighbours;
+mod placement;
 mod races;
 mod rmap;
 

@@ -13,7 +13,18 @@
 //! little too strong, in opposite places ([`set_seq_cst`]): the operation has a full fence before it ([`SeqCst::Before`]),
 //! or behind it ([`SeqCst::Behind`]). Two neighbours that are both `SeqCst` are ordered by both. A relaxed neighbour
 //! behind the operation (or before it) is ordered by one of them only, so a protocol that leans on what the language
-//! does not promise fails in one of the two. Models run under both.
+//! does not promise fails in one of the two. Models run under both; and those that
+//! pass messages only run with neither ([`SeqCst::Nowhere`]).
+
+//!
+//! # Loads are steps too
+//!
+//! loom explores the two orders of two operations only where it thinks they depend on each other, and of the operations
+//! on a word it compares a store with the *latest* other one only. A thread that loads a word and then stores to it thus
+//! hides every load that another thread made before: the order in which that load comes behind the store is never
+//! looked at (loom 0.7.2; a reader beside a writer of a sequence counter is enough). So each operation here first
+//! stores to a second word that nobody reads ([`Lazy::step`]): all operations on a word, and all full
+//! fences, depend on each other then. A store that nobody reads orders nothing.
 
 use super::Ordering;
 use alloc::boxed::Box;
@@ -26,6 +37,9 @@ extern crate std;
 /// Where the full fence that stands for the order of a `SeqCst` operation is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SeqCst {
+    /// Nowhere: acquire and release only. For models in which no Dekker pattern takes part, so that the fences of the
+    /// others cover nothing up.
+    Nowhere,
     /// Before the operation.
     Before,
     /// Behind the operation.
@@ -43,21 +57,28 @@ pub fn set_seq_cst(fence: SeqCst) {
 
 #[inline]
 fn ordered<R>(order: Ordering, act: impl FnOnce() -> R) -> R {
-    if order != Ordering::SeqCst {
-        return act();
-    }
-    if SEQ_CST.get() == SeqCst::Before {
-        model::fence(Ordering::SeqCst);
-        return act();
+    let full = if order == Ordering::SeqCst { SEQ_CST.get() } else { SeqCst::Nowhere };
+    if full == SeqCst::Before {
+        fence(Ordering::SeqCst);
     }
     let result = act();
-    model::fence(Ordering::SeqCst);
+    if full == SeqCst::Behind {
+        fence(Ordering::SeqCst);
+    }
     result
+}
+
+loom::lazy_static! {
+    /// Stored to before each full fence, so that loom looks at both orders of two of them.
+    static ref FENCES: model::AtomicUsize = model::AtomicUsize::new(0);
 }
 
 /// See [`core::sync::atomic::fence`].
 #[track_caller]
 pub fn fence(order: Ordering) {
+    if order == Ordering::SeqCst {
+        FENCES.store(0, Ordering::Relaxed);
+    }
     model::fence(order);
 }
 
@@ -75,7 +96,13 @@ pub fn note_write<T>(_first: *const T, _count: usize) {}
 /// valid `T`.
 struct Lazy<T, A> {
     first: UnsafeCell<T>,
-    live: UnsafeCell<Option<Box<A>>>,
+    live: UnsafeCell<Option<Box<Live<A>>>>,
+}
+
+struct Live<A> {
+    atomic: A,
+    /// See "Loads are steps too".
+    steps: model::AtomicUsize,
 }
 
 // SAFETY: all threads of a model run on one thread of the machine, in turns that change inside loom's operations
@@ -93,14 +120,25 @@ impl<T: Copy, A> Lazy<T, A> {
     fn get(&self, make: impl FnOnce(T) -> A) -> &A {
         // SAFETY: see `Sync`. Once made, the box stays until `take`, which has the value exclusively.
         let live = unsafe { &mut *self.live.get() };
-        // SAFETY: as above; nobody writes `first` but `take`.
-        live.get_or_insert_with(|| Box::new(make(unsafe { *self.first.get() })))
+        let live = live.get_or_insert_with(|| {
+            // SAFETY: as above; nobody writes `first` but `take`.
+            let first = unsafe { *self.first.get() };
+            Box::new(Live { atomic: make(first), steps: model::AtomicUsize::new(0) })
+        });
+        Self::step(live)
+    }
+
+    /// Makes what follows depend on all other operations on this word.
+    #[track_caller]
+    fn step(live: &Live<A>) -> &A {
+        live.steps.store(0, Ordering::Relaxed);
+        &live.atomic
     }
 
     /// The value, not an atomic any more; `read` reads the atomic.
     fn take(&mut self, read: impl FnOnce(&mut A) -> T) -> &mut T {
         if let Some(mut live) = self.live.get_mut().take() {
-            *self.first.get_mut() = read(&mut live);
+            *self.first.get_mut() = read(&mut live.atomic);
         }
         self.first.get_mut()
     }

@@ -506,6 +506,7 @@ fn runs(config: SpaceConfig, salt: u64) {
 }
 
 const RANGE: SpaceConfig = SpaceConfig {
+    placement: crate::space::Placement::Linux,
     locking: Locking::Speculative,
     fault_around: 64 << 10,
     range: LIMITS,

@@ -1,0 +1,189 @@
+//! Two processors that map, unmap, protect and forget in areas of their own, in one space, share a few lines, each named
+//! here with its bound and its reason.
+#![cfg(terrane_watch)]
+
+mod stage;
+
+use stage::*;
+use terrane::space::Placement;
+
+/// Operations of one processor in one round.
+const OPERATIONS: u64 = 256;
+
+const EPOCH: Exception = Exception {
+    field: "machine.epoch.global",
+    in_a_hundred: 10,
+    why: "a CPU that has retired 32 objects (VMAs, index nodes) moves the epoch on, twice",
+};
+
+const POOL: Exception = Exception {
+    field: "machine.frames.pool",
+    in_a_hundred: 8,
+    why: "frames go from a full cache to the pool, and back to an empty one, 64 at a time",
+};
+
+/// What layout changes share.
+const COMMON: [Exception; 4] = [
+    EPOCH,
+    POOL,
+    // Records beyond the 64 that a CPU keeps go through a list of all CPUs, 32 at a time; so another CPU may write them
+    // next.
+    Exception {
+        field: "machine.records.global",
+        in_a_hundred: 20,
+        why: "a CPU that has none left, or more than 64, takes or gives 32 under the lock of the list",
+    },
+    Exception {
+        field: "machine.records.records",
+        in_a_hundred: 2000,
+        why: "the records that were exchanged: one life of a VMA writes its record some ten times",
+    },
+];
+
+fn assert_named(result: Result<(), String>) {
+    if let Err(shared) = result {
+        panic!("lines in common that are not named, or more often than said:\n{shared}");
+    }
+}
+
+fn per_cpu() -> Stage {
+    let mut config = SpaceConfig::default();
+    config.placement = Placement::PerCpu;
+    let mut stage = Stage::new(config);
+    for cpu in &mut stage.cpus {
+        // Its stretch, and tables there.
+        let at = stage.space.map(cpu.core(), MapRequest::anonymous(4 * AREA, RW)).unwrap();
+        for table in 0..4 * AREA / TABLE {
+            cpu.store_u64(at + table * TABLE, 1).unwrap();
+        }
+    }
+    stage
+}
+
+#[test]
+fn mapping_and_unmapping() {
+    let act = |cpu: &mut Cpu, space: &Space, _| {
+        for n in 0..OPERATIONS {
+            let len = (n % 7 + 1) * PAGE;
+            let at = space.map(cpu.core(), MapRequest::anonymous(len, Prot::READ)).unwrap();
+            space.unmap(cpu.core(), at, len).unwrap();
+        }
+    };
+    assert_named(per_cpu().audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+}
+
+#[test]
+fn mapping_touching_and_unmapping() {
+    let act = |cpu: &mut Cpu, space: &Space, _| {
+        for n in 0..OPERATIONS {
+            let len = (n % 7 + 1) * PAGE;
+            let at = space.map(cpu.core(), MapRequest::anonymous(len, RW)).unwrap();
+            cpu.store_u64(at, n).unwrap();
+            space.unmap(cpu.core(), at, len).unwrap();
+        }
+    };
+    assert_named(per_cpu().audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+}
+
+/// Page tables come and go.
+#[test]
+fn unmapping_with_tables() {
+    const LEN: u64 = 2 * TABLE;
+    let act = |cpu: &mut Cpu, space: &Space, _| {
+        for n in 0..OPERATIONS {
+            let at = space.map(cpu.core(), MapRequest::anonymous(LEN, RW)).unwrap();
+            for page in [0, 1, LEN / PAGE - 1] {
+                cpu.store_u64(at + page * PAGE, n).unwrap();
+            }
+            space.unmap(cpu.core(), at, LEN).unwrap();
+        }
+    };
+    assert_named(per_cpu().audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+}
+
+#[test]
+fn keeping_many_mappings() {
+    let act = |cpu: &mut Cpu, space: &Space, _| {
+        // Alternating, so that no two are merged.
+        let prot = |n: u64| if n % 2 == 0 { RW } else { Prot::READ };
+        let map = |n| space.map(cpu.core(), MapRequest::anonymous(2 * PAGE, prot(n))).unwrap();
+        let maps: Vec<_> = (0..OPERATIONS).map(map).collect();
+        for at in maps {
+            space.unmap(cpu.core(), at, 2 * PAGE).unwrap();
+        }
+    };
+    assert_named(per_cpu().audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+}
+
+#[test]
+fn protecting() {
+    let stage = || {
+        let mut stage = per_cpu();
+        let maps = [0, 1].map(|k: usize| {
+            let cpu = &mut stage.cpus[k];
+            let at = stage.space.map(cpu.core(), MapRequest::anonymous(64 * PAGE, RW)).unwrap();
+            (0..64).for_each(|page| cpu.store_u64(at + page * PAGE, page).unwrap());
+            at
+        });
+        (stage, maps)
+    };
+    // All of it, and a part, which divides and merges.
+    for (from, to) in [(0, 64), (8, 24)] {
+        let (mut stage, maps) = stage();
+        let act = move |cpu: &mut Cpu, space: &Space, _| {
+            let at = maps[cpu.id().0 as usize - 1] + from * PAGE;
+            for n in 0..OPERATIONS {
+                let prot = if n % 2 == 0 { Prot::READ } else { RW };
+                space.protect(cpu.core(), at, (to - from) * PAGE, prot).unwrap();
+            }
+        };
+        assert_named(stage.audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+    }
+}
+
+#[test]
+fn forgetting() {
+    let mut stage = per_cpu();
+    let maps = [0, 1]
+        .map(|k: usize| stage.space.map(stage.cpus[k].core(), MapRequest::anonymous(64 * PAGE, RW)).unwrap());
+    let act = move |cpu: &mut Cpu, space: &Space, _| {
+        let at = maps[cpu.id().0 as usize - 1];
+        for n in 0..OPERATIONS {
+            cpu.store_u64(at + n % 64 * PAGE, n).unwrap();
+            space.advise(cpu.core(), at, 64 * PAGE, Advice::DontNeed).unwrap();
+        }
+    };
+    assert_named(stage.audit(OPERATIONS, &[], |_, _, _| (), act));
+}
+
+/// Each processor in a space of its own: what they share is the machine.
+#[test]
+fn spaces_of_their_own() {
+    let mut stage = Stage::new(SpaceConfig::default());
+    let mut others = Vec::new();
+    for cpu in &mut stage.cpus {
+        let space = Space::try_new(cpu.core(), SpaceConfig::default()).unwrap();
+        space.set_heap(cpu.core(), BASE).unwrap();
+        others.push(Shared::try_new(space).unwrap());
+    }
+    let act = |cpu: &mut Cpu, _: &Space, _| {
+        let space = &others[cpu.id().0 as usize - 1];
+        cpu.switch_to(space);
+        for n in 0..OPERATIONS {
+            let end = BASE + (n % 9) * 4 * PAGE;
+            assert_eq!(space.brk(cpu.core(), end), end);
+            if n % 9 > 0 {
+                cpu.store_u64(BASE, n).unwrap();
+            }
+            let at = space.map(cpu.core(), MapRequest::anonymous(PAGE, RW)).unwrap();
+            cpu.store_u64(at, n).unwrap();
+            space.unmap(cpu.core(), at, PAGE).unwrap();
+        }
+    };
+    for (k, space) in others.iter().enumerate() {
+        let mut names = terrane::names::Names::new();
+        names.under(format_args!("space of {k}"), |names| space.describe(&stage.cpus[k].core().pin(), names));
+        stage.names.extend(names);
+    }
+    assert_named(stage.audit(2 * OPERATIONS, &COMMON, |_, _, _| (), act));
+}

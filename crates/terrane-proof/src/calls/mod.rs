@@ -1,0 +1,148 @@
+//! The calls of address spaces and their faults under shuttle: the whole library, on a machine of a few frames.
+//!
+//! Each model ends by looking at everything: what every page holds, what is mapped, and that every frame and record is
+//! back.
+
+mod changes;
+mod faults;
+mod forks;
+
+use crate::host::{Model, ModelFormat};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+use terrane::machine::{Cpu, Machine};
+use terrane::page_table::Pte;
+use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
+use terrane::sync::Shared;
+use terrane::vma::Prot;
+use terrane::{FaultError, PAGE_SIZE};
+
+type Space = AddressSpace<Model>;
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const FRAMES: usize = 96;
+/// Where models map, in a table of its own: the first address of an aligned 2 MiB.
+const BASE: u64 = 1 << 30;
+
+/// Address of page `n` of those that models map.
+const fn page(n: u64) -> u64 {
+    BASE + n * PAGE_SIZE
+}
+
+/// A processor that a failed model leaves alone: giving it back would wait for threads that run no more.
+struct Me(ManuallyDrop<Cpu<Model>>);
+
+impl Deref for Me {
+    type Target = Cpu<Model>;
+    fn deref(&self) -> &Cpu<Model> {
+        &self.0
+    }
+}
+
+impl Drop for Me {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: once, at the end.
+            unsafe { ManuallyDrop::drop(&mut self.0) };
+        }
+    }
+}
+
+/// One space on one machine, and the processor of the thread that made it.
+struct World {
+    machine: Shared<Machine<Model>>,
+    free_frames: usize,
+    space: Arc<ManuallyDrop<Space>>,
+}
+
+impl World {
+    /// A machine whose translations are remembered and whose tickets pass late.
+    fn new() -> (Self, Me) {
+        Self::with(SpaceConfig::default())
+    }
+
+    fn with(config: SpaceConfig) -> (Self, Me) {
+        let machine = Machine::try_new(Model::new(FRAMES, false), 4).unwrap();
+        let free_frames = machine.usage().frames_free;
+        let cpu = Cpu::try_new(&machine).unwrap();
+        let space = Space::try_new(&cpu, config).unwrap();
+        let world = Self { machine, free_frames, space: Arc::new(ManuallyDrop::new(space)) };
+        (world, Me(ManuallyDrop::new(cpu)))
+    }
+
+    /// Runs `act` on a thread with a processor of its own.
+    fn spawn<R: 'static>(
+        &self,
+        act: impl FnOnce(&Me, &Space) -> R + Send + 'static,
+    ) -> shuttle::thread::JoinHandle<R>
+    where
+        R: Send,
+    {
+        let (machine, space) = (self.machine.clone(), Arc::clone(&self.space));
+        shuttle::thread::spawn(move || {
+            let cpu = Me(ManuallyDrop::new(Cpu::try_new(&machine).unwrap()));
+            let result = act(&cpu, &space);
+            drop(cpu);
+            drop(space);
+            result
+        })
+    }
+
+    /// Ends the space, and looks whether everything has come back.
+    fn end(self, cpu: Me) {
+        let space = Arc::into_inner(self.space).expect("the other threads have ended");
+        let space = ManuallyDrop::into_inner(space);
+        let list = space.mappings(&cpu).unwrap();
+        assert!(list.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start), "mappings overlap");
+        assert_eq!(space.map_count(), list.len());
+        space.destroy(&cpu);
+        cpu.quiesce();
+        let usage = self.machine.usage();
+        assert_eq!(usage.frames_free, self.free_frames, "frames leaked");
+        assert_eq!(usage.vmas, 0, "VMAs leaked");
+        drop(cpu);
+        assert_eq!(self.machine.usage().frames_free, self.free_frames);
+    }
+}
+
+/// Maps pages `from..to` readable and writable.
+fn map(cpu: &Me, space: &Space, from: u64, to: u64) {
+    let request = MapRequest::anonymous((to - from) * PAGE_SIZE, RW).fixed(page(from));
+    assert_eq!(space.map(cpu, request), Ok(page(from)));
+}
+
+fn unmap(cpu: &Me, space: &Space, from: u64, to: u64) {
+    assert_eq!(space.unmap(cpu, page(from), (to - from) * PAGE_SIZE), Ok(()));
+}
+
+/// What is mapped, as page numbers. Neighbours that differ in nothing are one, even if the space keeps them apart: as
+/// in Linux, each may have an anon_vma of its own.
+fn mapped(cpu: &Me, space: &Space) -> Vec<(u64, u64, Prot)> {
+    let number = |addr: u64| (addr - BASE) / PAGE_SIZE;
+    let mut list: Vec<(u64, u64, Prot)> = Vec::new();
+    for one in space.mappings(cpu).unwrap() {
+        let (from, to) = (number(one.range.start), number(one.range.end));
+        match list.last_mut() {
+            Some((_, end, prot)) if *end == from && *prot == one.prot => *end = to,
+            _ => list.push((from, to, one.prot)),
+        }
+    }
+    list
+}
+
+fn load(cpu: &Me, space: &Space, n: u64) -> Result<u64, FaultError> {
+    Model::load(cpu, space, page(n))
+}
+
+fn store(cpu: &Me, space: &Space, n: u64, value: u64) -> Result<(), FaultError> {
+    Model::store(cpu, space, page(n), value)
+}
+
+/// Whether a page of the space is present. An entry that a late fault has taken, and will give back, is not.
+fn is_present(cpu: &Me, space: &Space, n: u64) -> bool {
+    let pin = cpu.pin();
+    let ram = space.mm().ram(&pin);
+    let slot = space.mm().page_table.lookup(&ram, page(n));
+    slot.is_some_and(|slot| matches!(slot.decode::<ModelFormat>(), Pte::Page { .. } | Pte::NoAccess { .. }))
+}

@@ -1,0 +1,45 @@
+//! Runs a model under loom: all interleavings up to a number of preemptions, with all values that the memory model
+//! lets a load return.
+
+use crate::quiet::fails_with;
+use terrane::sync::atomic::{Ordering, SeqCst, fence, set_seq_cst};
+
+/// What `SeqCst` operations are in a model.
+#[derive(Clone, Copy)]
+pub enum Orders {
+    /// Part of a Dekker pattern: the model runs with each of the two approximations.
+    Total,
+    /// Acquire and release: messages only.
+    Messages,
+}
+
+/// Checks `model` with at most `preemptions` preemptions.
+///
+/// # Panics
+/// When the model fails.
+pub fn check(orders: Orders, preemptions: usize, model: fn()) {
+    let fences: &[SeqCst] = match orders {
+        Orders::Total => &[SeqCst::Before, SeqCst::Behind],
+        Orders::Messages => &[SeqCst::Nowhere],
+    };
+    for &place in fences {
+        set_seq_cst(place);
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        builder.max_branches = 20_000;
+        builder.check(move || {
+            // Before there are threads: the fences' own word.
+            fence(Ordering::SeqCst);
+            model();
+        });
+    }
+}
+
+/// Checks that `model` fails when the library has the mutation `name`.
+///
+/// # Panics
+/// When it does not.
+pub fn check_caught(name: &'static str, orders: Orders, preemptions: usize, model: fn()) {
+    let failed = fails_with(name, || check(orders, preemptions, model));
+    assert!(failed, "the model does not notice the mutation {name}");
+}
