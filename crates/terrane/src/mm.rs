@@ -30,6 +30,11 @@
 //! Under [`Locking::Classic`] one reader-writer lock stands in for all ranges, and faults hold it for reading: the baseline
 //! of the experiments.
 
+mod block;
+
+pub(crate) use block::{BlockFrames, SpareBlock, block_around};
+pub use block::{BLOCK_SIZE, HugePages};
+
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
 use crate::frame::Ram;
@@ -97,6 +102,10 @@ pub struct Mm<H: Host> {
     pub locking: Locking,
     /// Bytes mapped around a file fault, a power of two of pages; a page means none.
     pub fault_around: u64,
+    /// When first touches make huge pages.
+    pub huge_pages: HugePages,
+    /// False as long as the space certainly has no blocks; see [`mm::block`](block).
+    blocks: AtomicBool,
     /// True while a fork has made pages read-only but stores through old translations may still arrive: nobody may
     /// copy such a page yet, or a store would be lost.
     pub forking: AtomicBool,
@@ -211,6 +220,8 @@ impl<H: Host> Mm<H> {
             tlb: Default::default(),
             locking,
             fault_around,
+            huge_pages: HugePages::Never,
+            blocks: AtomicBool::new(false),
             forking: AtomicBool::new(false),
             ending: CachePadded::new(AtomicUsize::new(0)),
             classic: lock_api::RwLock::new(()),

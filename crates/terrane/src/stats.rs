@@ -92,6 +92,20 @@ counters! {
     VmaSplit = "vma_split",
     /// VMAs merged into a neighbour.
     VmaMerge = "vma_merge",
+    /// Huge pages made by first touches.
+    ThpFaultAlloc = "thp_fault_alloc",
+    /// First touches that wanted a huge page and got a small one.
+    ThpFaultFallback = "thp_fault_fallback",
+    /// Huge pages divided into small ones; the memory stays where it is.
+    ThpSplitPmd = "thp_split_pmd",
+    /// Huge pages made of small ones.
+    ThpCollapseAlloc = "thp_collapse_alloc",
+    /// Huge pages that could not be made of small ones, because there was no memory.
+    ThpCollapseAllocFailed = "thp_collapse_alloc_failed",
+    /// Page tables that the collapser left alone: too few pages are there.
+    ThpScanExceedNone = "thp_scan_exceed_none_pte",
+    /// Page tables that the collapser left alone: pages are shared.
+    ThpScanExceedShare = "thp_scan_exceed_share_pte",
     /// Leaves of the index looked at by searches for free addresses.
     GapLeaves = "gap_search_leaves",
 }

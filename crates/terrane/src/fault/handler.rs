@@ -1,11 +1,12 @@
 //! What kind of fault it is, and the kinds that concern an entry that is there already.
 
+use super::block::{self, Above};
 use super::{Attempt, Stop, Translation, anon, file, private};
 use crate::addr::{AddrRange, Frame, PAGE_SIZE};
 use crate::error::FaultError;
 use crate::frame::FrameFlags;
 use crate::host::{Host, Ticket};
-use crate::page_table::{Format, Pte, PteFlags, Slot, SlotError};
+use crate::page_table::{Format, Pte, PteFlags, Slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::Access;
@@ -21,11 +22,12 @@ pub(super) fn handle<H: Host>(
     if !flags.allows(access) {
         return Err(Stop::Fail(FaultError::NotAllowed));
     }
-    let slot = match attempt.mm.page_table.slot(&attempt.ram, addr) {
-        Ok(slot) => slot,
-        Err(SlotError::OutOfMemory) => return Err(Stop::Fail(FaultError::OutOfMemory)),
-        Err(SlotError::Changed) if attempt.seq.is_some() => return Err(Stop::GiveUp(Counter::SpfPmdChanged)),
-        Err(SlotError::Changed) => return Err(Stop::Again),
+    let slot = match attempt.mm.page_table.lookup(&attempt.ram, addr) {
+        Some(slot) => slot,
+        None => match block::above(attempt, addr, access)? {
+            Above::Slot(slot) => slot,
+            Above::Block(translation) => return Ok(translation),
+        },
     };
     let raw = slot.load();
     match Pte::decode::<H::Format>(raw) {
@@ -53,7 +55,7 @@ pub(super) fn handle<H: Host>(
 }
 
 /// The entry and the VMA disagree: a layout change between them is at work.
-fn changing<H: Host>(attempt: &Attempt<'_, H>) -> Stop<H> {
+pub(super) fn changing<H: Host>(attempt: &Attempt<'_, H>) -> Stop<H> {
     if attempt.seq.is_some() { Stop::GiveUp(Counter::SpfVmaChanged) } else { Stop::Again }
 }
 

@@ -36,6 +36,7 @@
 //! address spaces using RCU balanced trees" (2012) for filling entries without a lock of the space.
 
 mod anon;
+mod block;
 mod file;
 mod handler;
 mod populate;
@@ -74,6 +75,8 @@ pub(crate) struct Attempt<'a, H: Host> {
     pub(crate) seen: Snapshot,
     /// The counter's value for a speculative attempt; `None` when the page's range is held.
     pub(crate) seq: Option<u32>,
+    /// Whether a block may be asked for ([`Stop::Block`]).
+    pub(crate) blocks: bool,
 }
 
 impl<H: Host> Attempt<'_, H> {
@@ -94,6 +97,8 @@ pub(crate) enum Stop<H: Host> {
     Read(Shared<Object<H>>, u64),
     /// The page is being read.
     Wait(Shared<Object<H>>, Frame),
+    /// A block is wanted: make one and install it.
+    Block,
     /// Start over, but first give back a use of an anon_vma: that may need its lock.
     GiveBack(NonNull<AnonVma<H>>),
     /// It cannot be resolved. From a speculative attempt: the locked path decides.
@@ -103,6 +108,9 @@ pub(crate) enum Stop<H: Host> {
 /// Speculative attempts that may end in "the VMA changed" before the lock is taken. More than one, because a
 /// merge or a split beside the address leaves a VMA there that the next look finds.
 const TRIES: u32 = 3;
+
+/// Attempts that may meet an entry that is taken before the lock is.
+const PATIENCE: u32 = 64;
 
 /// Times that memory is looked for before a fault reports that there is none.
 const RECLAIM_TRIES: u32 = 3;
@@ -143,6 +151,8 @@ pub(crate) struct Course<'a, H: Host> {
     tries: u32,
     rounds: u32,
     reclaims: u32,
+    /// A block may still be asked for: once in the course of a fault.
+    blocks: bool,
 }
 
 impl<'a, H: Host> Course<'a, H> {
@@ -158,6 +168,7 @@ impl<'a, H: Host> Course<'a, H> {
             tries: 0,
             rounds: 0,
             reclaims: 0,
+            blocks: true,
         }
     }
 
@@ -182,7 +193,7 @@ impl<'a, H: Host> Course<'a, H> {
         cpu: &Cpu<H>,
         act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
     ) -> Result<R, Stop<H>> {
-        let mm = self.mm;
+        let (mm, blocks) = (self.mm, self.blocks);
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
         if self.first {
@@ -196,7 +207,7 @@ impl<'a, H: Host> Course<'a, H> {
         if !seen.range.contains(self.addr) || !vma.seq.unchanged(seq) {
             return Err(Stop::GiveUp(Counter::SpfVmaChanged));
         }
-        let result = act(&Attempt { mm, ram, vma, seen, seq: Some(seq) })?;
+        let result = act(&Attempt { mm, ram, vma, seen, seq: Some(seq), blocks })?;
         if self.counted {
             ram.event(Counter::SpeculativePgFault, self.addr);
         }
@@ -209,7 +220,7 @@ impl<'a, H: Host> Course<'a, H> {
         cpu: &Cpu<H>,
         act: impl FnOnce(&Attempt<'_, H>) -> Result<R, Stop<H>>,
     ) -> Result<R, Stop<H>> {
-        let mm = self.mm;
+        let (mm, blocks) = (self.mm, self.blocks);
         let _steady = mm.share(cpu, AddrRange::new(self.addr, self.end));
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
@@ -218,7 +229,7 @@ impl<'a, H: Host> Course<'a, H> {
             ram.event(Counter::PgFault, self.addr);
         }
         let (vma, seen) = mm.vma_at(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
-        act(&Attempt { mm, ram, vma, seen, seq: None })
+        act(&Attempt { mm, ram, vma, seen, seq: None, blocks })
     }
 
     /// What to do about `stop` before the next attempt: wait, read, find memory, change to the locked path.
@@ -232,6 +243,10 @@ impl<'a, H: Host> Course<'a, H> {
             Stop::Again => {
                 machine.host().relax(cpu.id(), self.rounds);
                 self.rounds = self.rounds.saturating_add(1);
+                // Whoever owns the entry keeps it for long: a collapse. The range lock knows how to wait for that.
+                if self.speculative && self.rounds >= PATIENCE {
+                    self.lock_from_now_on(cpu, Some(Counter::SpfPmdChanged));
+                }
             }
             Stop::GiveUp(reason) => {
                 self.tries += 1;
@@ -256,6 +271,7 @@ impl<'a, H: Host> Course<'a, H> {
             }
             // SAFETY: the count came from `try_use` and was installed nowhere; it keeps the node.
             Stop::GiveBack(anon) => unsafe { anon.as_ref().end_use(machine, &cpu.participant()) },
+            Stop::Block => self.map_block(cpu)?,
             Stop::Wait(object, frame) => object.wait_for(cpu, frame),
             Stop::Fail(FaultError::OutOfMemory) => self.find_memory(cpu)?,
             Stop::Fail(error) => {

@@ -5,13 +5,14 @@
 //! page to be copied) is done as a single fault within the attempt. Nobody is excluded: an attempt is speculative
 //! where faults are, and holds the batch's range, shared, where they are not.
 
+use super::block::{self, Above};
 use super::{Attempt, Course, Stop, file, handler};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
 use crate::error::FaultError;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::Mm;
-use crate::page_table::{Pte, PteFlags, SlotError};
+use crate::page_table::{Pte, PteFlags};
 use crate::stats::Counter;
 use crate::vma::Access;
 
@@ -54,11 +55,14 @@ fn batch<H: Host>(attempt: &Attempt<'_, H>, start: u64, end: u64, access: Access
         return Err(Stop::Fail(FaultError::NotAllowed));
     }
     let ram = &attempt.ram;
-    let table = match attempt.mm.page_table.make_leaf_table(ram, start) {
-        Ok(table) => table,
-        Err(SlotError::OutOfMemory) => return Err(Stop::Fail(FaultError::OutOfMemory)),
-        Err(SlotError::Changed) if attempt.seq.is_some() => return Err(Stop::GiveUp(Counter::SpfPmdChanged)),
-        Err(SlotError::Changed) => return Err(Stop::Again),
+    let page_table = &attempt.mm.page_table;
+    let table = match page_table.leaf_table(ram, start) {
+        Some(table) => table,
+        None => match block::above(attempt, start, access)? {
+            Above::Slot(_) => page_table.leaf_table(ram, start).ok_or(Stop::Again)?,
+            // All of it serves: what one of its pages allows, all allow.
+            Above::Block(_) => return Ok(end),
+        },
     };
     let by_window = attempt
         .vma

@@ -30,7 +30,7 @@
 
 use super::cache::{BATCH, Cache};
 use super::limbo::Limbo;
-use super::meta::FrameMeta;
+use super::meta::{FrameFlags, FrameMeta};
 use super::pool::Pool;
 use super::zeroed::ZeroedArray;
 use super::{BLOCK_FRAMES, list::NO_FRAME};
@@ -144,6 +144,25 @@ impl Frames {
             self.meta(Frame(frame)).end_life();
         }
         self.pool.lock().give_block(first);
+    }
+
+    /// How many frames the one from a [`FrameList`](super::FrameList) speaks for: all of its block, if it was pushed as
+    /// one.
+    #[inline]
+    pub(super) fn counts_for(&self, listed: Frame) -> usize {
+        if self.meta(listed).flags().contains(FrameFlags::BLOCK) { BLOCK_FRAMES } else { 1 }
+    }
+
+    /// Gives back what the frame from a [`FrameList`](super::FrameList) speaks for; returns how many frames.
+    #[inline]
+    pub(super) fn free_listed(&self, pin: &Pin<'_>, listed: Frame) -> usize {
+        let count = self.counts_for(listed);
+        if count == 1 {
+            self.free(pin, listed);
+        } else {
+            self.free_block(pin, listed);
+        }
+        count
     }
 
     /// The metadata of a frame of this machine.

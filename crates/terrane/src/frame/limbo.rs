@@ -148,13 +148,11 @@ impl Frames {
             if batch == NO_FRAME {
                 limbo.tail.store(NO_FRAME, Relaxed);
             }
-            let mut count = 1;
-            self.free(pin, first);
+            let mut count = self.free_listed(pin, first);
             while next != NO_FRAME {
                 let frame = Frame(next);
                 next = self.meta(frame).index() as u32;
-                self.free(pin, frame);
-                count += 1;
+                count += self.free_listed(pin, frame);
             }
             limbo.count.store(limbo.count.load(Relaxed) - count, Relaxed);
             freed += count;

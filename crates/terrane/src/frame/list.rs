@@ -1,6 +1,8 @@
 //! A list of frames that needs no memory of its own: the link is in the frames' metadata.
 
+use super::BLOCK_FRAMES;
 use super::frames::Frames;
+use super::meta::FrameFlags;
 use crate::addr::Frame;
 
 /// "No frame", as a link: a machine's last frame number is below it.
@@ -27,7 +29,7 @@ impl FrameList {
         Self { head: NO_FRAME, tail: NO_FRAME, len: 0 }
     }
 
-    /// How many frames are on it.
+    /// How many frames are on it, those of blocks counted one by one.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -52,7 +54,17 @@ impl FrameList {
         self.len += 1;
     }
 
-    /// Takes the first frame off; its `index` is 0, the rest of its metadata as it was pushed. O(1).
+    /// Puts the block that starts with `first`, all of whose frames the caller gives up, at the end. It stays together:
+    /// its first frame is on the list and speaks for the others. O(1).
+    #[inline]
+    pub fn push_block(&mut self, frames: &Frames, first: Frame) {
+        frames.meta(first).set_flags(FrameFlags::BLOCK);
+        self.push(frames, first);
+        self.len += BLOCK_FRAMES - 1;
+    }
+
+    /// Takes the first frame off; its `index` is 0, the rest of its metadata as it was pushed: with
+    /// [`FrameFlags::BLOCK`] it speaks for a block. O(1).
     #[inline]
     pub fn pop(&mut self, frames: &Frames) -> Option<Frame> {
         if self.len == 0 {
@@ -60,7 +72,7 @@ impl FrameList {
         }
         let first = Frame(self.head);
         let meta = frames.meta(first);
-        self.len -= 1;
+        self.len -= frames.counts_for(first);
         if self.len == 0 {
             (self.head, self.tail) = (NO_FRAME, NO_FRAME);
         } else {

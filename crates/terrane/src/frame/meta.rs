@@ -48,7 +48,7 @@ bitflags::bitflags! {
         const WRITEBACK = 1 << 9;
         /// Somebody waits for `LOCKED` or `WRITEBACK` to go.
         const WAITERS = 1 << 10;
-        /// First frame of a block of 512 that is mapped or cached as one.
+        /// First frame of a block of 512 that is on a [`FrameList`](super::FrameList) as a whole.
         const BLOCK = 1 << 11;
         /// Not to be reclaimed: locked in memory.
         const UNEVICTABLE = 1 << 12;

@@ -11,6 +11,7 @@
 //! A frame comes back from the allocator only after its grace (see [`limbo`](super::limbo)), so no old
 //! translation and no walker is left: its new holder is alone with it until it publishes the frame.
 
+use super::BLOCK_FRAMES;
 use super::frames::Frames;
 use super::limbo::Grace;
 use super::list::FrameList;
@@ -110,6 +111,27 @@ impl<'a, H: Host> Ram<'a, H> {
     pub fn free(&self, frame: Frame) {
         self.count(Counter::PgFree);
         self.frames.free(self.pin, frame);
+    }
+
+    /// Takes a block and counts its frames; see [`Frames::allocate_block`].
+    pub fn allocate_block(&self) -> Option<Frame> {
+        let first = self.frames.allocate_block(self.pin)?;
+        self.stats.add(self.pin, Counter::PgAlloc, BLOCK_FRAMES as u64);
+        Some(first)
+    }
+
+    /// Gives the block that starts with `first` back at once and counts its frames; see [`Frames::free_block`].
+    pub fn free_block(&self, first: Frame) {
+        self.stats.add(self.pin, Counter::PgFree, BLOCK_FRAMES as u64);
+        self.frames.free_block(self.pin, first);
+    }
+
+    /// Gives all frames of a list back at once and counts them.
+    pub fn free_all(&self, mut list: FrameList) {
+        self.stats.add(self.pin, Counter::PgFree, list.len() as u64);
+        while let Some(frame) = list.pop(self.frames) {
+            self.frames.free_listed(self.pin, frame);
+        }
     }
 
     /// One holder less of `frame`, an anonymous page; the last one frees it, once the shoot-down of its entry has passed.

@@ -68,7 +68,7 @@
 //! [`Wait::relax`]: crate::host::Wait::relax
 
 use super::format::{Format, PteFlags};
-use super::pte::{self, BUSY, EMPTY, Pte, Raw, TOMBSTONE, VALID};
+use super::pte::{self, BUSY, EMPTY, Pte, Raw, TOMBSTONE, VALID, is_table};
 use crate::addr::TABLE_ENTRIES;
 use crate::frame::Ram;
 use crate::host::Host;
@@ -182,6 +182,25 @@ impl Slot {
         }
     }
 
+    /// As [`clear`](Self::clear) for an entry of level 2.
+    ///
+    /// # Errors
+    /// The entry, if it points to a table: that stays.
+    pub(super) fn clear_block<F: Format, H: Host>(&self, ram: &Ram<'_, H>) -> Result<Raw, Raw> {
+        loop {
+            let raw = self.wait_not_busy(ram);
+            if matches!(raw, EMPTY | TOMBSTONE) {
+                return Ok(EMPTY);
+            }
+            if is_table::<F>(raw) {
+                return Err(raw);
+            }
+            if self.0.compare_exchange(raw, EMPTY, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return Ok(raw);
+            }
+        }
+    }
+
     /// Changes the entry from `current` to `new` in one step, for sweeps and reverse mapping. Neither may be busy
     /// or a tombstone, and `current` not empty: an empty entry has to be taken.
     ///
@@ -198,6 +217,52 @@ impl Slot {
     pub fn fill(&self, new: Raw) {
         debug_assert_eq!(self.load(), EMPTY);
         self.0.store(new, Ordering::Release);
+    }
+
+    /// Writes an entry of a table that is linked nowhere yet.
+    #[inline]
+    pub(super) fn init(&self, raw: Raw) {
+        self.0.store(raw, Ordering::Relaxed);
+    }
+
+    /// Takes the entry whatever it is, waiting for whoever owns it. `None` when its table is closed, or being closed.
+    /// For a call that holds the range and will wait for nobody who may wait for it.
+    #[inline]
+    pub fn take_any<H: Host>(&self, ram: &Ram<'_, H>) -> Option<Taken<'_>> {
+        loop {
+            match self.wait_not_busy(ram) {
+                TOMBSTONE => return None,
+                raw => {
+                    if let Some(taken) = self.take(raw) {
+                        return Some(taken);
+                    }
+                    if self.head().load() == TOMBSTONE {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Resumes the ownership that [`Taken::keep`] left behind; `previous` is what it returned.
+    #[inline]
+    pub fn resume(&self, previous: Raw) -> Taken<'_> {
+        debug_assert_eq!(self.load(), BUSY, "the entry is not owned");
+        Taken { slot: self, previous }
+    }
+
+    /// Closes for good a table all of whose entries the caller owns.
+    ///
+    /// The heads first: whoever then takes another entry of the line has read that it is empty, so the tombstone
+    /// came before, and [`take`](Self::take) sees it.
+    pub(super) fn bury(table: &Table) {
+        for line in table.chunks_exact(LINE_ENTRIES) {
+            debug_assert!(line.iter().all(|slot| slot.load() == BUSY), "an entry is not owned");
+            line[0].0.store(TOMBSTONE, Ordering::SeqCst);
+            for slot in &line[1..] {
+                slot.0.store(EMPTY, Ordering::Release);
+            }
+        }
     }
 
     /// Adds `flags` to a valid entry, as a processor does when it uses it. Writes nothing when they are there.
@@ -357,6 +422,14 @@ impl<'a> Taken<'a> {
         debug_assert!(!matches!(new, BUSY | TOMBSTONE));
         let order = mutant!("publish_relaxed", Ordering::Release, Ordering::Relaxed);
         ManuallyDrop::new(self).slot.0.store(new, order);
+    }
+
+    /// Keeps the entry taken beyond this value's life, until [`Slot::resume`]; returns what it was. As long as any of
+    /// its entries is taken a table stays, so this may outlast a pin. For a call that holds the range: nobody else can
+    /// give the entry back.
+    #[inline]
+    pub fn keep(self) -> Raw {
+        ManuallyDrop::new(self).previous
     }
 
     /// Gives the entry back as it was, as dropping does.

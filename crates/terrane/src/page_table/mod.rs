@@ -7,6 +7,7 @@
 //! | [`entry`] | the protocol of one entry: the only lock of a page fault |
 //! | [`table`] | the tree of tables: finding the entry of an address, making the tables on the way |
 //! | [`sweep`] | going over the entries of a range: zap, protect, fork |
+//! | [`block`] | dividing blocks of 2 MiB into pages, and gathering pages into blocks |
 //! | [`free`] | giving up tables that have become empty, under the eyes of faults |
 //!
 //! There is no lock in a page table. Every entry, of any level, is taken and published for itself; reading needs
@@ -14,6 +15,7 @@
 //! is the business of [`entry`]'s protocol and of the VMA's sequence counter.
 
 pub mod aarch64;
+pub mod block;
 pub mod entry;
 pub mod format;
 pub mod free;

@@ -11,7 +11,7 @@
 //! | 3 | swapped out | payload, inverted |
 //! | 4 | migration under way | payload, inverted |
 //! | 5 | guard: every access raises a signal | 0 |
-//! | 6 | a page that is mapped but allows no access | 4..=8 flags, 12..=43 frame, inverted |
+//! | 6 | a page, or in level 2 a block, that is mapped but allows no access | 4..=8 flags, 12..=43 frame, inverted |
 //!
 //! Payloads and frame numbers are kept inverted because some processors (the L1 Terminal Fault of Intel) load
 //! speculatively from the address in an entry even when bit 0 is clear. Inverted, small numbers become addresses
@@ -61,7 +61,8 @@ pub enum Pte {
         /// What it allows and records.
         flags: PteFlags,
     },
-    /// 2 MiB of memory mapped by one entry of level 2. `flags` contains `READ`.
+    /// 2 MiB of memory mapped by one entry of level 2. Without `READ` in `flags` nobody may touch it (`PROT_NONE`), and
+    /// the processor does not see it.
     Block {
         /// The first of 512 frames.
         frame: Frame,
@@ -110,7 +111,20 @@ impl Pte {
     pub fn decode_block<F: Format>(raw: Raw) -> Self {
         match Self::decode::<F>(raw) {
             Pte::Page { frame, flags } => Pte::Block { frame, flags },
+            Pte::NoAccess { frame, flags } => Pte::Block { frame, flags: flags - PteFlags::READ },
             other => other,
+        }
+    }
+
+    /// The first frame and the flags of the block that `raw`, an entry of level 2, maps; `None` for anything else.
+    #[inline]
+    pub fn block<F: Format>(raw: Raw) -> Option<(Frame, PteFlags)> {
+        if is_table::<F>(raw) {
+            return None;
+        }
+        match Self::decode_block::<F>(raw) {
+            Pte::Block { frame, flags } => Some((frame, flags)),
+            _ => None,
         }
     }
 
@@ -122,8 +136,8 @@ impl Pte {
             Pte::Busy => BUSY,
             Pte::Tombstone => TOMBSTONE,
             Pte::Page { frame, flags } => F::page(frame, flags),
-            Pte::Block { frame, flags } => F::block(frame, flags),
-            Pte::NoAccess { frame, flags } => {
+            Pte::Block { frame, flags } if flags.contains(PteFlags::READ) => F::block(frame, flags),
+            Pte::Block { frame, flags } | Pte::NoAccess { frame, flags } => {
                 !u64::from(frame.0) << NO_ACCESS_FRAME_SHIFT
                     | u64::from(flags.bits()) << NO_ACCESS_FLAGS_SHIFT
                     | NO_ACCESS
@@ -202,6 +216,9 @@ mod tests {
             let block = Pte::Block { frame: first, flags };
             assert!(F::is_block(block.encode::<F>()) && !is_table::<F>(block.encode::<F>()));
             assert_eq!(Pte::decode_block::<F>(block.encode::<F>()), block);
+            let hidden = Pte::Block { frame: first, flags: flags - PteFlags::READ };
+            assert_eq!(Pte::decode_block::<F>(hidden.encode::<F>()), hidden);
+            assert!(hidden.encode::<F>() & VALID == 0);
             assert!(is_table::<F>(F::table(frame)));
             assert_eq!(F::frame(F::table(frame)), frame);
         }

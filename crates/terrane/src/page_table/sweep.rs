@@ -97,7 +97,7 @@ impl<F: Format> PageTable<F> {
     }
 
     /// Empties every entry in `range`, waiting out those that are busy, and calls `gone` with the address and the
-    /// former content of each that held something. A block is emptied if it lies in the range as a whole; split it
+    /// former content of each that held something. A block is emptied if it lies in the range as a whole; divide it
     /// before to zap a part.
     ///
     /// The processor may use the old translations until they are shot down.
@@ -110,9 +110,12 @@ impl<F: Format> PageTable<F> {
     ) {
         let _ = self.for_each_run(ram, range, |run| {
             if run.level != Level::PAGE {
-                if range.covers(AddrRange::new(run.addr, run.addr + run.level.span())) {
-                    for slot in run.slots {
-                        report(run.addr, slot.clear(ram), Pte::decode_block::<F>, gone);
+                let block = AddrRange::new(run.addr, run.addr + run.level.span());
+                if let Some(slot) = run.slots.first().filter(|_| range.covers(block)) {
+                    match slot.clear_block::<F, H>(ram) {
+                        Ok(raw) => report(run.addr, raw, Pte::decode_block::<F>, gone),
+                        // A fault has divided it this moment: page by page then.
+                        Err(_) => self.zap(ram, block, gone),
                     }
                 }
                 return ControlFlow::Continue(());

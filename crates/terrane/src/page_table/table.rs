@@ -227,7 +227,7 @@ impl<F: Format> PageTable<F> {
 
     /// Walks down to `level`, or ends at the entry that is no table.
     #[inline(always)]
-    fn descend<'a, H: Host<Format = F>>(
+    pub(super) fn descend<'a, H: Host<Format = F>>(
         &'a self,
         ram: &Ram<'a, H>,
         addr: u64,
@@ -285,9 +285,20 @@ impl<F: Format> PageTable<F> {
         };
         let raw = F::table(frame);
         taken.publish(raw);
+        self.count_made(ram);
+        Ok(raw)
+    }
+
+    /// The entries of a frame that is a table, or becomes one, and that the upper entries do not lead to.
+    pub(super) fn unlinked<'a, H: Host<Format = F>>(&'a self, ram: &Ram<'a, H>, frame: Frame) -> &'a Table {
+        // SAFETY: `Ram::table` gives the whole of a frame, aligned to the page size.
+        unsafe { Slot::of_table(ram.table(frame)) }
+    }
+
+    /// Counts a table that has been linked.
+    pub(super) fn count_made<H: Host<Format = F>>(&self, ram: &Ram<'_, H>) {
         self.tables.add(ram.pin.cpu(), 1);
         ram.count(Counter::PgTableAlloc);
-        Ok(raw)
     }
 
     /// The table that the root entry points to; `None` after `destroy`.

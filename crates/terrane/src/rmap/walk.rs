@@ -5,27 +5,29 @@
 //! where the VMA allows, and a VMA of an object joins the list of mappings before it can be faulted on and leaves it after
 //! it has been swept. `visit` works on the entry by its protocol, against faults that run at the same time.
 
-use crate::addr::{AddrRange, Frame, PAGE_SHIFT};
+use crate::addr::{AddrRange, Frame, PAGE_SHIFT, TABLE_ENTRIES};
 use crate::frame::{FrameFlags, Ram};
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::object::{MappingLink, Object};
-use crate::page_table::{Pte, Slot};
+
+use crate::page_table::{BUSY, Level, Pte, Slot, Walk};
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::vma::Vma;
 use core::mem::offset_of;
 use core::ops::{ControlFlow, Range};
 
-/// Calls `visit` for each entry that maps `frame`, whatever kind of page it is. Blocks on the reverse-mapping lock;
+/// Calls `visit` for each entry that maps `frame`, a private page, with its space, the address of the page and the entry: of
+/// the page, or of a block that it is part of (to change that for one page, divide it first). Blocks on the reverse-mapping lock;
 /// not while pinned. O(spaces or mappings that may share the page).
 ///
 /// Returns false when the page had no owner (any more), and so could not be looked for.
 pub fn for_each_mapping<H: Host>(
     cpu: &Cpu<H>,
     frame: Frame,
-    mut visit: impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Slot),
+    mut visit: impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Walk<'_>),
 ) -> bool {
     let machine = cpu.machine();
     let (anon, index) = {
@@ -131,16 +133,29 @@ fn visit_entry<H: Host>(
     cpu: &Cpu<H>,
     addr: u64,
     frame: Frame,
-    visit: &mut impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Slot),
+    visit: &mut impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Walk<'_>),
 ) {
-    let pin = cpu.pin();
-    let ram = mm.ram(&pin);
-    let Some(slot) = mm.page_table.lookup(&ram, addr) else { return };
-    slot.wait_not_busy(&ram);
-    match Pte::decode::<H::Format>(slot.load()) {
-        Pte::Page { frame: mapped, .. } | Pte::NoAccess { frame: mapped, .. } if mapped == frame => {
-            visit(mm, &ram, addr, slot);
+    let mut rounds = 0;
+    loop {
+        let pin = cpu.pin();
+        let ram = mm.ram(&pin);
+        let Some(walk) = mm.page_table.walk(&ram, addr) else { return };
+        if walk.raw == BUSY {
+            // Not pinned: a collapse owns entries for as long as it copies.
+            drop(pin);
+            mm.machine.host().relax(cpu.id(), rounds);
+            rounds = rounds.saturating_add(1);
+            continue;
         }
-        _ => {}
+        let mapped = match walk.level {
+            Level::PAGE => Pte::decode::<H::Format>(walk.raw).frame(),
+            Level::BLOCK => Pte::block::<H::Format>(walk.raw)
+                .map(|(first, _)| Frame(first.0 + (addr >> PAGE_SHIFT) as u32 % TABLE_ENTRIES as u32)),
+            _ => None,
+        };
+        if mapped == Some(frame) {
+            visit(mm, &ram, addr, &walk);
+        }
+        return;
     }
 }

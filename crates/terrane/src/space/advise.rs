@@ -1,6 +1,7 @@
 //! Advice, populating, and writing back.
 
 use super::change::Change;
+use super::splits::Splits;
 use super::sweep::Sweep;
 use super::{AddressSpace, page_range};
 use crate::addr::{AddrRange, PAGE_SHIFT};
@@ -9,6 +10,7 @@ use crate::fault;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
+use crate::mm::HugePages;
 use crate::vma::{Access, Advice, VmFlags, Vma};
 use core::ops::Range;
 
@@ -41,6 +43,16 @@ impl<H: Host> AddressSpace<H> {
             }
             Advice::DontDump => self.set_advice(cpu, range, VmFlags::DONTDUMP, VmFlags::empty(), |_| true),
             Advice::DoDump => self.set_advice(cpu, range, VmFlags::empty(), VmFlags::DONTDUMP, |_| true),
+            Advice::HugePage => {
+                if self.config().huge_pages != HugePages::Never {
+                    self.mm().expect_blocks();
+                }
+                self.set_advice(cpu, range, VmFlags::HUGEPAGE, VmFlags::NOHUGEPAGE, |_| true)
+            }
+            Advice::NoHugePage => {
+                self.set_advice(cpu, range, VmFlags::NOHUGEPAGE, VmFlags::HUGEPAGE, |_| true)
+            }
+            Advice::Collapse => self.collapse(cpu, range),
             Advice::DontNeed => self.forget(cpu, range),
             Advice::WillNeed => self.read_ahead(cpu, range),
             Advice::PopulateRead => self.populate(cpu, range, Access::Read),
@@ -74,9 +86,11 @@ impl<H: Host> AddressSpace<H> {
             if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + splits > limit) {
                 return Err(Error::NoMemory);
             }
+            change.plan_splits()?;
             change.plan(&cpu.pin(), splits)?;
             change.set_flags(range, new);
             change.merge_around(range);
+            change.cut_blocks();
         }
         drop(change);
         cpu.tidy();
@@ -90,6 +104,9 @@ impl<H: Host> AddressSpace<H> {
         let mut hole = false;
         {
             let _steady = self.mm().share(cpu, range);
+            let mut splits = Splits::new(self.mm(), cpu, range);
+            splits.reserve()?;
+            splits.cut();
             let mut sweep = Sweep::new(self.mm(), cpu);
             while next < range.end {
                 let found = {

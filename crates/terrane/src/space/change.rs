@@ -15,6 +15,7 @@
 //! others pass one pin on, because each costs 9 ns and a call has a dozen steps. The object at an address of the range cannot
 //! change, so it is looked up before the lock is taken and need not be compared after.
 
+use super::splits::Splits;
 use super::sweep::Sweep;
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
@@ -45,6 +46,7 @@ pub(super) struct Change<'a, H: Host> {
     pub(super) mm: &'a Mm<H>,
     pub(super) cpu: &'a Cpu<H>,
     supplies: Supplies<H>,
+    splits: Splits<'a, H>,
     /// Of a space with limits: nobody else changes how much is mapped.
     limits: Option<lock_api::MutexGuard<'a, H::Mutex, ()>>,
     hold: Exclusive<'a, H>,
@@ -115,7 +117,8 @@ impl<'a, H: Host> Change<'a, H> {
         let hold = mm.exclude(cpu, range);
         mm.enter(cpu, &[&hold]);
         let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu.id()) };
-        Self { mm, cpu, supplies, limits: None, hold }
+        let splits = Splits::new(mm, cpu, range);
+        Self { mm, cpu, supplies, splits, limits: None, hold }
     }
 
     /// Keeps others from changing how much is mapped, until this change ends.
@@ -132,6 +135,19 @@ impl<'a, H: Host> Change<'a, H> {
             }
         }
         Ok(())
+    }
+
+    /// Reserves what dividing the blocks at the ends of the range takes: for changes that take pages or permissions away. Not
+    /// while pinned.
+    #[inline]
+    pub(super) fn plan_splits(&mut self) -> Result<(), OutOfMemory> {
+        self.splits.reserve()
+    }
+
+    /// Divides the blocks at the ends of the range, after the layout has changed and before it is swept.
+    #[inline]
+    pub(super) fn cut_blocks(&mut self) {
+        self.splits.cut();
     }
 
     /// Gets records and nodes for the most that a step can need, in the midst of a change, where nothing may fail; see the
@@ -496,6 +512,7 @@ impl<'a, H: Host> Change<'a, H> {
         mut removed: Option<NonNull<Vma<H>>>,
         parts: &[AddrRange],
     ) {
+        self.cut_blocks();
         let mut sweep = Sweep::new(self.mm, self.cpu);
         for &part in parts {
             // Never of an object: those are divided, not cut.

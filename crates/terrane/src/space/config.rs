@@ -2,7 +2,7 @@
 
 use crate::addr::{AddrRange, PAGE_SIZE, TABLE_ENTRIES};
 use crate::error::Error;
-use crate::mm::Locking;
+use crate::mm::{HugePages, Locking};
 use crate::page_table::Format;
 
 /// Where mappings go that ask for no address.
@@ -31,6 +31,13 @@ pub struct SpaceConfig {
     pub map_top: u64,
     /// Where mappings go that ask for no address. Default as in Linux.
     pub placement: Placement,
+    /// When first touches of private memory make huge pages. Default where the program advised
+    /// [`HugePage`](crate::vma::Advice::HugePage): a program that did not ask does not pay 2 MiB, and the time to zero them, for
+    /// one byte.
+    pub huge_pages: HugePages,
+    /// Pages of a huge page that may be missing when the collapser ([`collapse_step`](crate::space::AddressSpace::collapse_step))
+    /// makes one, up to 511. Default 511, as in Linux: one page that is there is enough.
+    pub collapse_max_none: u32,
     /// Looks for free addresses from below, as Linux does for programs with a limited stack. Default false.
     pub bottom_up: bool,
     /// Aligns shared mappings so that address and offset agree in these bits, for caches indexed by virtual addresses.
@@ -57,6 +64,8 @@ impl Default for SpaceConfig {
             range: AddrRange { start: 64 << 10, end: 0 },
             map_top: 0,
             placement: Placement::Linux,
+            huge_pages: HugePages::Madvise,
+            collapse_max_none: 511,
             bottom_up: false,
             colour_mask: 0,
             map_limit: None,
@@ -92,6 +101,7 @@ impl SpaceConfig {
             && self.range.end <= F::USER_END
             && self.range.start < self.map_top
             && self.map_top <= self.range.end;
-        if aligned && window && colour && ranges { Ok(self) } else { Err(Error::Invalid) }
+        let none = self.collapse_max_none < TABLE_ENTRIES as u32;
+        if aligned && window && colour && ranges && none { Ok(self) } else { Err(Error::Invalid) }
     }
 }

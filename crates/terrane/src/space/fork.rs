@@ -59,6 +59,9 @@ impl<H: Host> AddressSpace<H> {
         all.committed();
         let mut copy = Change::begin(child.mm(), cpu, self.config().range);
         child.mm().heap.set(self.mm().heap.range());
+        if self.mm().may_have_blocks() {
+            child.mm().expect_blocks();
+        }
         if let (Some(mine), Some(theirs)) = (&self.stretches, &child.stretches) {
             theirs.copy_from(mine);
         }

@@ -89,10 +89,12 @@ impl<H: Host> AddressSpace<H> {
         if self.has_limits() {
             change.hold_limits();
         }
+        change.plan_splits()?;
         if change.cut_top(gone, self.config().rmap_lock_on_end_move) {
             self.mm().note_heap(cpu);
             self.mm().heap.set(heap);
             change.committed();
+            change.cut_blocks();
             let mut sweep = Sweep::new(self.mm(), cpu);
             sweep.zap(gone, false);
             sweep.finish(gone, true);

@@ -121,6 +121,9 @@ impl<H: Host> AddressSpace<H> {
         if self.has_limits() {
             change.hold_limits();
         }
+        if request.flags.contains(MapFlags::FIXED) {
+            change.plan_splits()?;
+        }
         let mut pin = cpu.pin();
         self.check_limits(&change, &pin, range)?;
         // Only a fixed address may be in use: what the search finds is free.
@@ -183,8 +186,10 @@ impl<H: Host> AddressSpace<H> {
         if self.has_limits() {
             change.hold_limits();
         }
+        // Even if the range is one VMA: a call next door may have yet to divide the block that is at their common end.
+        change.plan_splits()?;
         let mut pin = cpu.pin();
-        // Most calls unmap exactly one VMA, and need nothing for that.
+        // Most calls unmap exactly one VMA, and need nothing more for that.
         self.mm().ram(&pin).event(Counter::Unmap, addr);
         if !change.remove_whole(pin, range) {
             pin = cpu.pin();

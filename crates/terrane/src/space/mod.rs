@@ -5,6 +5,7 @@
 //! | `config` | how a space behaves |
 //! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
 //! | `place`, `stretch` | finding free addresses |
+//! | `splits`, `collapse` | dividing and making huge pages |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
 //!
@@ -22,6 +23,7 @@
 
 mod advise;
 mod change;
+mod collapse;
 mod config;
 mod fork;
 mod heap;
@@ -30,23 +32,26 @@ mod map;
 mod place;
 mod protect;
 mod share;
+mod splits;
 mod stretch;
 mod sweep;
 
+pub use collapse::CollapseProgress;
 pub use config::{Placement, SpaceConfig};
 pub use listing::{Backing, Mapping};
 pub use map::MapRequest;
 
-pub use crate::mm::Locking;
+pub use crate::mm::{HugePages, Locking};
 
-use crate::addr::{AddrRange, page_floor};
+use crate::addr::{AddrRange, Frame, PAGE_SHIFT, TABLE_ENTRIES};
 use crate::error::{Error, FaultError, OutOfMemory};
 use crate::fault::{self, Translation};
 use crate::host::{Host, Tlb};
 use crate::machine::Cpu;
-use crate::mm::Mm;
-use crate::page_table::{Format, Pte, PteFlags};
+use crate::mm::{BLOCK_SIZE, Mm};
+use crate::page_table::{Format, Level, Pte, PteFlags, Slot, Walk};
 use crate::sync::Shared;
+use crate::sync::atomic::AtomicU64;
 use crate::vma::Access;
 use change::Change;
 use stretch::Stretches;
@@ -76,6 +81,8 @@ pub struct AddressSpace<H: Host> {
     config: SpaceConfig,
     /// With [`Placement::PerCpu`].
     stretches: Option<Stretches<H>>,
+    /// Where the collapser goes on, in bytes.
+    collapse_at: AtomicU64,
 }
 
 impl<H: Host> AddressSpace<H> {
@@ -91,10 +98,17 @@ impl<H: Host> AddressSpace<H> {
         };
         let mm = retry_with_memory(cpu, || {
             let pin = cpu.pin();
-            Mm::try_new(cpu.machine(), &pin, config.range, config.gaps, config.locking, config.fault_around)
+            let (range, gaps) = (config.range, config.gaps);
+            let mut mm =
+                Mm::try_new(cpu.machine(), &pin, range, gaps, config.locking, config.fault_around)?;
+            mm.huge_pages = config.huge_pages;
+            if config.huge_pages == HugePages::Always {
+                mm.expect_blocks();
+            }
+            Ok(mm)
         })?;
         match Shared::try_new_or_return(mm) {
-            Ok(mm) => Ok(Self { mm, config, stretches }),
+            Ok(mm) => Ok(Self { mm, config, stretches, collapse_at: AtomicU64::new(0) }),
             Err(mut mm) => {
                 let pin = cpu.pin();
                 mm.page_table.destroy(&cpu.machine().ram(&pin));
@@ -148,10 +162,19 @@ impl<H: Host> AddressSpace<H> {
         }
         let pin = cpu.pin();
         let ram = self.mm.ram(&pin);
-        let slot = self.mm.page_table.lookup(&ram, page_floor(addr))?;
+        let Walk { slot, mut raw, level } = self.mm.page_table.walk(&ram, addr)?;
         loop {
-            let raw = slot.load();
-            let Pte::Page { frame, flags } = Pte::decode::<H::Format>(raw) else { return None };
+            let (frame, flags) = match level {
+                Level::PAGE => match Pte::decode::<H::Format>(raw) {
+                    Pte::Page { frame, flags } => (frame, flags),
+                    _ => return None,
+                },
+                Level::BLOCK => {
+                    let (first, flags) = Pte::block::<H::Format>(raw)?;
+                    (Frame(first.0 + (addr >> PAGE_SHIFT) as u32 % TABLE_ENTRIES as u32), flags)
+                }
+                _ => return None,
+            };
             let (needs, marks) = match access {
                 Access::Read => (PteFlags::READ, PteFlags::ACCESSED),
                 Access::Write => (PteFlags::WRITE, PteFlags::ACCESSED.union(PteFlags::DIRTY)),
@@ -160,8 +183,9 @@ impl<H: Host> AddressSpace<H> {
             if !flags.contains(needs) {
                 return None;
             }
-            if flags.contains(marks) || slot.set_flags::<H::Format>(raw, marks).is_ok() {
-                return Some(Translation { frame, flags: flags | marks });
+            match slot.set_flags::<H::Format>(raw, marks) {
+                Ok(_) => return Some(Translation { frame, flags: flags | marks }),
+                Err(now) => raw = now,
             }
         }
     }
@@ -171,12 +195,18 @@ impl<H: Host> AddressSpace<H> {
         let zero = self.mm.machine.zero_frame();
         let mut count = 0;
         self.mm.for_each_part(cpu, self.config.range, |ram, part| {
-            self.mm.page_table.for_each_slot(ram, part, |_, slot| {
-                match Pte::decode::<H::Format>(slot.load()) {
-                    Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } if frame != zero => count += 1,
-                    _ => {}
-                }
-                core::ops::ControlFlow::Continue(())
+            let _ = self.mm.page_table.for_each_run(ram, part, |run| {
+                Slot::for_each_used(run.slots, |_, slot| {
+                    let raw = slot.load();
+                    match Pte::decode::<H::Format>(raw) {
+                        _ if run.level == Level::BLOCK => {
+                            count += Pte::block::<H::Format>(raw).map_or(0, |_| BLOCK_SIZE >> PAGE_SHIFT);
+                        }
+                        Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } if frame != zero => count += 1,
+                        _ => {}
+                    }
+                    core::ops::ControlFlow::Continue(())
+                })
             });
         });
         count

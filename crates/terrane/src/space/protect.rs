@@ -37,6 +37,7 @@ impl<H: Host> AddressSpace<H> {
         if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + plan.splits > limit) {
             return Err(Error::NoMemory);
         }
+        change.plan_splits()?;
         change.plan(&cpu.pin(), plan.splits)?;
         change.set_flags(range, |flags| flags.with_prot(prot));
         change.merge_around(range);
@@ -44,6 +45,7 @@ impl<H: Host> AddressSpace<H> {
         if plan.of_object {
             self.mm().ending.fetch_add(1, Ordering::SeqCst);
         }
+        change.cut_blocks();
         let ticket = sweep::apply_protection(self.mm(), cpu, range, prot);
         // Stores under way through old translations end before the caller may rely on the protection, and before a fork,
         // which would take pages that look read-only for pages that stand still.

@@ -2,11 +2,11 @@
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
-use crate::frame::{FrameFlags, Ram};
+use crate::frame::{FrameFlags, FrameList, Ram};
 use crate::host::Host;
 use crate::machine::Cpu;
-use crate::mm::Mm;
-use crate::page_table::{BUSY, Format, Pte, PteFlags, Slot, SlotError};
+use crate::mm::{BlockFrames, Mm};
+use crate::page_table::{BUSY, EMPTY, Format, Level, Pte, PteFlags, Slot, SlotError};
 use core::ops::ControlFlow;
 
 /// Makes the private pages of `range` shared between the two.
@@ -22,12 +22,25 @@ pub(super) fn share_pages<H: Host>(
         if result.is_err() {
             return;
         }
-        result = parent.page_table.for_each_pair(&child.page_table, ram, part, |pair| {
-            Slot::for_each_used(pair.parent, |index, slot| {
-                *protected |= share_entry::<H>(ram, slot, &pair.child[index]);
+        let mut divided = true;
+        while divided && result.is_ok() {
+            divided = false;
+            result = parent.page_table.for_each_pair(&child.page_table, ram, part, |pair| {
+                if pair.level == Level::PAGE {
+                    return Slot::for_each_used(pair.parent, |index, slot| {
+                        *protected |= share_entry::<H>(ram, slot, &pair.child[index]);
+                        ControlFlow::Continue(())
+                    });
+                }
+                for (slot, copy) in pair.parent.iter().zip(pair.child) {
+                    match share_block::<H>(ram, slot, copy) {
+                        Some(stores) => *protected |= stores,
+                        None => divided = true,
+                    }
+                }
                 ControlFlow::Continue(())
-            })
-        });
+            });
+        }
     });
     // Nobody else changes the child's tables, so only memory can be missing.
     result.map_err(|_: SlotError| OutOfMemory)
@@ -75,5 +88,33 @@ fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> bool {
         };
         copy.fill(entry.encode::<H::Format>());
         return !hidden && flags.contains(PteFlags::WRITE);
+    }
+}
+
+/// Shares one block: its frames are counted, and it is read-only on both sides. Returns as [`share_entry`] does; `None`, and
+/// nothing shared, when a fault has divided the block this moment.
+fn share_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> Option<bool> {
+    loop {
+        let raw = slot.wait_not_busy(ram);
+        if raw == EMPTY {
+            return Some(false);
+        }
+        let (frame, flags) = Pte::block::<H::Format>(raw)?;
+        let frames = BlockFrames(frame);
+        // Counted first: see `fork`.
+        frames.inc_references(ram);
+        let shared = flags.difference(PteFlags::WRITE);
+        let new = Pte::Block { frame, flags: shared }.encode::<H::Format>();
+        if new != raw && slot.replace(raw, new).is_err() {
+            // Marked by the processor, or divided. The parent maps the frames all the same, so none goes to zero.
+            let mut none = FrameList::new();
+            frames.drop_references(ram, &mut none);
+            debug_assert!(none.is_empty());
+            continue;
+        }
+        // The child has not used it yet.
+        let entry = Pte::Block { frame, flags: shared.difference(PteFlags::ACCESSED) };
+        copy.fill(entry.encode::<H::Format>());
+        return Some(flags.contains(PteFlags::WRITE));
     }
 }

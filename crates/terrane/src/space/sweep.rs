@@ -5,8 +5,8 @@ use crate::addr::AddrRange;
 use crate::frame::{FrameFlags, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
-use crate::mm::Mm;
-use crate::page_table::{BUSY, Pte, PteFlags, Raw, Slot};
+use crate::mm::{BlockFrames, Mm, block_around};
+use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, Vma};
@@ -29,6 +29,7 @@ impl<'a, H: Host> Sweep<'a, H> {
     }
 
     /// Empties the entries of `range`, which no VMA covers any more, or whose pages are to be forgotten.
+    /// Blocks at its ends have been divided ([`Splits`](super::splits::Splits)).
     /// `ends_object`: pages of an object are concerned that may be written through these entries, or whose mapping goes.
     pub(super) fn zap(&mut self, range: AddrRange, ends_object: bool) {
         if ends_object && !self.ending {
@@ -38,8 +39,8 @@ impl<'a, H: Host> Sweep<'a, H> {
         let zero = self.mm.machine.zero_frame();
         self.mm.for_each_part(self.cpu, range, |ram, part| {
             self.tables = true;
-            self.mm.page_table.zap(ram, part, &mut |_, pte| {
-                if let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } = pte {
+            self.mm.page_table.zap(ram, part, &mut |_, pte| match pte {
+                Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
                     self.found = true;
                     let meta = ram.frames.meta(frame);
                     if frame != zero && meta.flags().contains(FrameFlags::ANON) && meta.dec_references() == 0
@@ -47,6 +48,11 @@ impl<'a, H: Host> Sweep<'a, H> {
                         self.pages.push(ram.frames, frame);
                     }
                 }
+                Pte::Block { frame, .. } => {
+                    self.found = true;
+                    BlockFrames(frame).drop_references(ram, &mut self.pages);
+                }
+                _ => {}
             });
         });
     }
@@ -88,35 +94,51 @@ impl<'a, H: Host> Sweep<'a, H> {
         if !tables.is_empty() {
             ram.defer(tables, Grace { epoch: Some(pin.epoch().now()), ticket });
         }
-        let mut pages = self.pages;
-        if ticket != Ticket::PASSED {
-            ram.defer(pages, Grace { epoch: None, ticket });
-            return ticket;
-        }
-        while let Some(frame) = pages.pop(ram.frames) {
-            ram.free(frame);
+        if ticket == Ticket::PASSED {
+            ram.free_all(self.pages);
+        } else {
+            ram.defer(self.pages, Grace { epoch: None, ticket });
         }
         ticket
     }
 }
 
 /// Makes the page table allow no more than `prot` in `range`, and as much for pages that were hidden. Entries that
-/// allow less than `prot` stay: the next fault raises them, page by page, where sharing lets it. Returns the ticket of
-/// the shoot-down.
+/// allow less than `prot` stay: the next fault raises them, page by page, where sharing lets it. Blocks at the ends of the
+/// range have been divided. Returns the ticket of the shoot-down.
 pub(super) fn apply_protection<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, range: AddrRange, prot: Prot) -> Ticket {
     let mut reduced = false;
-    mm.for_each_part(cpu, range, |ram, part| {
-        mm.page_table.for_each_slot(ram, part, |_, slot| {
-            reduced |= protect_entry::<H>(ram, slot, prot);
-            ControlFlow::Continue(())
-        });
-    });
+    mm.for_each_part(cpu, range, |ram, part| protect_part(mm, ram, part, prot, &mut reduced));
     if !reduced {
         cpu.count(Counter::TlbFlushSkipped, 1);
         return Ticket::PASSED;
     }
     let pin = cpu.pin();
     mm.shoot_down(&mm.ram(&pin), range)
+}
+
+/// [`apply_protection`] to what one leaf table or block maps.
+fn protect_part<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, part: AddrRange, prot: Prot, reduced: &mut bool) {
+    let mut divided = true;
+    while divided {
+        divided = false;
+        let _ = mm.page_table.for_each_run(ram, part, |run| {
+            if run.level == Level::PAGE {
+                return Slot::for_each_used(run.slots, |_, slot| {
+                    *reduced |= protect_entry::<H>(ram, slot, prot);
+                    ControlFlow::Continue(())
+                });
+            }
+            // A block that reaches beyond the part is younger than the change: a first touch.
+            if let Some(slot) = run.slots.first().filter(|_| part.covers(block_around(run.addr))) {
+                match protect_block::<H>(ram, slot, prot) {
+                    Some(less) => *reduced |= less,
+                    None => divided = true,
+                }
+            }
+            ControlFlow::Continue(())
+        });
+    }
 }
 
 /// Returns true when the processor may hold a translation that allows more.
@@ -127,30 +149,63 @@ fn protect_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> bool {
             raw = slot.wait_not_busy(ram);
             continue;
         }
-        let Some((new, reduced)) = protected::<H>(raw, prot) else { return false };
+        let (frame, before, hidden) = match Pte::decode::<H::Format>(raw) {
+            Pte::Page { frame, flags } => (frame, flags, false),
+            Pte::NoAccess { frame, flags } => (frame, flags, true),
+            _ => return false,
+        };
+        let flags = protected(before, hidden, prot);
+        let after = if flags.contains(PteFlags::READ) {
+            Pte::Page { frame, flags }
+        } else {
+            Pte::NoAccess { frame, flags }
+        };
+        let new = after.encode::<H::Format>();
+        if new == raw {
+            return false;
+        }
         match slot.replace(raw, new) {
-            Ok(()) => return reduced,
+            Ok(()) => return !hidden && is_less(before, flags),
             Err(now) => raw = now,
         }
     }
 }
 
-/// The entry for `raw` under `prot`, if it differs, and whether it allows less.
-fn protected<H: Host>(raw: Raw, prot: Prot) -> Option<(Raw, bool)> {
-    let marks = PteFlags::ACCESSED.union(PteFlags::DIRTY);
-    let (frame, before, hidden) = match Pte::decode::<H::Format>(raw) {
-        Pte::Page { frame, flags } => (frame, flags, false),
-        Pte::NoAccess { frame, flags } => (frame, flags, true),
-        _ => return None,
-    };
-    if prot.is_empty() {
-        let flags = before & marks;
-        return (!hidden).then(|| (Pte::NoAccess { frame, flags }.encode::<H::Format>(), true));
+/// The same for an entry of level 2. `None` when a fault has divided the block this moment.
+fn protect_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> Option<bool> {
+    loop {
+        let raw = slot.wait_not_busy(ram);
+        if raw == EMPTY {
+            return Some(false);
+        }
+        let (frame, before) = Pte::block::<H::Format>(raw)?;
+        let hidden = !before.contains(PteFlags::READ);
+        let flags = protected(before, hidden, prot);
+        let new = Pte::Block { frame, flags }.encode::<H::Format>();
+        if new == raw {
+            return Some(false);
+        }
+        if slot.replace(raw, new).is_ok() {
+            return Some(!hidden && is_less(before, flags));
+        }
     }
-    let mut after = (before & marks) | PteFlags::READ;
+}
+
+const MARKS: PteFlags = PteFlags::ACCESSED.union(PteFlags::DIRTY);
+
+/// What an entry that says `before` is to say under `prot`; without `READ` it is hidden from the processor.
+fn protected(before: PteFlags, hidden: bool, prot: Prot) -> PteFlags {
+    if prot.is_empty() {
+        return before & MARKS;
+    }
+    let mut after = (before & MARKS) | PteFlags::READ;
     after.set(PteFlags::EXEC, prot.contains(Prot::EXEC));
     // Permission to store is never given here: the page may be shared.
     after.set(PteFlags::WRITE, before.contains(PteFlags::WRITE) && prot.contains(Prot::WRITE) && !hidden);
-    let new = Pte::Page { frame, flags: after }.encode::<H::Format>();
-    (new != raw).then(|| (new, !hidden && !after.contains(before & !marks)))
+    after
+}
+
+/// True when `after` allows less than `before`.
+fn is_less(before: PteFlags, after: PteFlags) -> bool {
+    !after.contains(before - MARKS)
 }

@@ -72,6 +72,10 @@ bitflags::bitflags! {
         const WIPEONFORK = 0x200_0000;
         /// Left out of core dumps.
         const DONTDUMP = 0x400_0000;
+        /// Huge pages are welcome.
+        const HUGEPAGE = 0x2000_0000;
+        /// No huge pages.
+        const NOHUGEPAGE = 0x4000_0000;
     }
 }
 
@@ -153,6 +157,12 @@ pub enum Advice {
     DontDump,
     /// Undo [`DontDump`](Self::DontDump).
     DoDump,
+    /// Use huge pages where [`HugePages`](crate::mm::HugePages) leaves it to the program.
+    HugePage,
+    /// Use no huge pages; those that are there stay.
+    NoHugePage,
+    /// Make huge pages of the pages that are there, now.
+    Collapse,
     /// Map every page for reading.
     PopulateRead,
     /// Map every page for writing.
@@ -170,12 +180,15 @@ impl Advice {
             4 => Advice::DontNeed,
             10 => Advice::DontFork,
             11 => Advice::DoFork,
+            14 => Advice::HugePage,
+            15 => Advice::NoHugePage,
             16 => Advice::DontDump,
             17 => Advice::DoDump,
             18 => Advice::WipeOnFork,
             19 => Advice::KeepOnFork,
             22 => Advice::PopulateRead,
             23 => Advice::PopulateWrite,
+            25 => Advice::Collapse,
             _ => return None,
         })
     }

@@ -1,6 +1,7 @@
 //! The calls and the faults together, on the small machine for unit tests.
 
 mod basics;
+mod huge;
 mod listing;
 mod model;
 mod neighbours;

@@ -7,7 +7,7 @@ use crate::error::FaultError;
 use crate::frame::FrameFlags;
 use crate::machine::Cpu;
 use crate::object::Object;
-use crate::page_table::{Pte, PteFlags};
+use crate::page_table::{Level, Pte, PteFlags, Slot};
 use crate::rmap::walk::{for_each_mapping, for_each_mapping_of_object};
 use crate::space::{Locking, MapRequest, SpaceConfig};
 use crate::stats::Counter;
@@ -33,11 +33,20 @@ fn all_entries(cpu: &Cpu<TestHost>, spaces: &[&Space]) -> BTreeMap<Frame, Entrie
     let mut found: BTreeMap<Frame, Entries> = BTreeMap::new();
     for space in spaces {
         space.mm().for_each_part(cpu, space.config().range, |ram, part| {
-            space.mm().page_table.for_each_slot(ram, part, |addr, slot| {
-                if let Some(frame) = Pte::decode::<TestFormat>(slot.load()).frame() {
-                    found.entry(frame).or_default().insert((inside(space), addr));
-                }
-                ControlFlow::Continue(())
+            let _ = space.mm().page_table.for_each_run(ram, part, |run| {
+                Slot::for_each_used(run.slots, |index, slot| {
+                    let addr = run.address_of(index);
+                    let mut note = |frame, addr| {
+                        found.entry(frame).or_default().insert((inside(space), addr));
+                    };
+                    if run.level == Level::BLOCK {
+                        let (first, _) = Pte::block::<TestFormat>(slot.load()).expect("at rest");
+                        (0..512).for_each(|n| note(Frame(first.0 + n), addr + u64::from(n) * PAGE_SIZE));
+                    } else if let Some(frame) = Pte::decode::<TestFormat>(slot.load()).frame() {
+                        note(frame, addr);
+                    }
+                    ControlFlow::Continue(())
+                })
             });
         });
     }

@@ -14,7 +14,7 @@ use super::{Bench, Space};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
 use crate::object::Object;
-use crate::space::{Locking, MapRequest, SpaceConfig};
+use crate::space::{HugePages, Locking, MapRequest, SpaceConfig};
 use crate::sync::Shared;
 use crate::testing::{TestFile, TestHost};
 use crate::vma::{Access, Advice, MapFlags, Prot, VmFlags};
@@ -241,7 +241,10 @@ impl Run<'_> {
             Advice::KeepOnFork,
             Advice::PopulateRead,
             Advice::PopulateWrite,
-        ][self.random.below(15) as usize];
+            Advice::HugePage,
+            Advice::NoHugePage,
+            Advice::Collapse,
+        ][self.random.below(18) as usize];
         let both = &mut self.spaces[n];
         let long = len > LIMITS.len() * 2;
         if long && addr.checked_add(len).is_some() {
@@ -509,6 +512,8 @@ const RANGE: SpaceConfig = SpaceConfig {
     placement: crate::space::Placement::Linux,
     locking: Locking::Speculative,
     fault_around: 64 << 10,
+    huge_pages: HugePages::Madvise,
+    collapse_max_none: 511,
     range: LIMITS,
     map_top: 0,
     bottom_up: false,

@@ -389,6 +389,10 @@ impl Plain {
             Advice::DoFork => (VmFlags::empty(), VmFlags::DONTCOPY),
             Advice::WipeOnFork => (VmFlags::WIPEONFORK, VmFlags::empty()),
             Advice::KeepOnFork => (VmFlags::empty(), VmFlags::WIPEONFORK),
+            Advice::HugePage => (VmFlags::HUGEPAGE, VmFlags::NOHUGEPAGE),
+            Advice::NoHugePage => (VmFlags::NOHUGEPAGE, VmFlags::HUGEPAGE),
+            // No aligned 2 MiB fit into the arena: see `huge` for those.
+            Advice::Collapse => return Ok(()),
             Advice::DontDump => (VmFlags::DONTDUMP, VmFlags::empty()),
             Advice::DoDump => (VmFlags::empty(), VmFlags::DONTDUMP),
         };
