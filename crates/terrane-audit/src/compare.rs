@@ -1,16 +1,26 @@
-//! Finding the lines that are written by more than one.
+//! Finding the lines that one writes and another writes or reads.
 
 use crate::record::{LINE, Recording, Site};
 use std::collections::BTreeMap;
 use std::fmt;
 use terrane::names::Names;
 
-/// One write to a shared line.
+/// Which shared lines count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// Those that two write.
+    Written,
+    /// Also those that one writes and another reads.
+    Read,
+}
+
+/// One use of a shared line.
 #[derive(Clone, Debug)]
-pub struct Write {
-    /// Who wrote.
+pub struct Use {
+    /// Who.
     pub who: String,
-    /// What was written: the field, or its address if nobody knows it.
+    /// What was written or read: the field; or, if nobody knows it (it is gone by now, say), the file of the source that
+    /// does it, and the address.
     pub field: String,
     /// Where in the source.
     pub site: Site,
@@ -18,44 +28,56 @@ pub struct Write {
     pub count: u64,
 }
 
-/// A line that more than one wrote.
+/// A line that more than one used.
 #[derive(Clone, Debug)]
 pub struct SharedLine {
     /// Its address.
     pub line: usize,
-    /// All writes to it.
-    pub writes: Vec<Write>,
+    /// Only one wrote it; others read it.
+    pub only_read: bool,
+    /// All uses of it.
+    pub uses: Vec<Use>,
 }
 
 impl fmt::Display for SharedLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "line {:#x} is written by more than one:", self.line)?;
-        for Write { who, field, site, count } in &self.writes {
+        let how =
+            if self.only_read { "written by one and read by another" } else { "written by more than one" };
+        writeln!(f, "line {:#x} is {how}:", self.line)?;
+        for Use { who, field, site, count } in &self.uses {
             writeln!(f, "  {who} {} {field}, {count} times, at {}:{}", site.verb, site.file, site.line)?;
         }
         Ok(())
     }
 }
 
-/// The lines that at least two of `recordings` wrote.
-pub fn shared_lines(recordings: &[Recording], names: &Names) -> Vec<SharedLine> {
-    let mut writers: BTreeMap<usize, usize> = BTreeMap::new();
-    for line in recordings.iter().flat_map(Recording::lines) {
-        *writers.entry(line).or_default() += 1;
+/// The lines that at least two of `recordings` wrote, or, if that counts, one wrote and another read.
+pub fn shared_lines(recordings: &[Recording], names: &Names, sharing: Sharing) -> Vec<SharedLine> {
+    // How many wrote it, and how many had to do with it.
+    let mut lines: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (line, written) in recordings.iter().flat_map(Recording::lines) {
+        let (writers, all) = lines.entry(line).or_default();
+        *writers += usize::from(written);
+        *all += 1;
     }
-    let shared = writers.into_iter().filter(|(_, writers)| *writers > 1);
-    let line = |line: usize| {
-        let writes = recordings.iter().flat_map(|recording| {
-            recording.writes_in(line).map(|(addr, site, count)| Write {
+    let counts = |writers, all| writers > 1 || sharing == Sharing::Read && writers == 1 && all > 1;
+    let shared = lines.into_iter().filter(|(_, (writers, all))| counts(*writers, *all));
+    let line = |line: usize, writers: usize| {
+        let uses = recordings.iter().flat_map(|recording| {
+            let uses =
+                recording.in_line(line).filter(|(_, site, _)| sharing == Sharing::Read || site.writes());
+            uses.map(|(addr, site, count)| Use {
                 who: recording.who.clone(),
-                field: names.of(addr).unwrap_or_else(|| format!("an unnamed word at {addr:#x}")),
+                field: names
+                    .of(addr)
+                    .unwrap_or_else(|| format!("an unnamed word of {} at {addr:#x}", site.file)),
                 site,
                 count,
             })
         });
-        SharedLine { line, writes: writes.collect() }
+        SharedLine { line, only_read: writers == 1, uses: uses.collect() }
     };
-    shared.map(|(at, _)| line(at)).collect()
+    shared.map(|(at, (writers, _))| line(at, writers)).collect()
 }
 
 /// A line that may be shared: named, bounded and justified.
@@ -63,7 +85,7 @@ pub fn shared_lines(recordings: &[Recording], names: &Names) -> Vec<SharedLine> 
 pub struct Exception {
     /// How the field's name begins, in a form without numbers: `machine.frames.pool`.
     pub field: &'static str,
-    /// Writes at most, by each, for each hundred operations.
+    /// Writes at most, by each, for each hundred operations. (Reads are not counted: where nobody writes they cost nothing.)
     pub in_a_hundred: u64,
     /// Why it is shared, and why that is all right.
     pub why: &'static str,
@@ -85,7 +107,7 @@ fn general(name: &str) -> String {
     general
 }
 
-/// Checks that `recordings`, of `operations` operations each (`u64::MAX`: of any number), have no line in common but those of `exceptions`, within
+/// Checks that `recordings`, of `operations` operations each (`None`: never mind how often), have no line in common but those of `exceptions`, within
 /// their bounds.
 ///
 /// # Errors
@@ -93,7 +115,8 @@ fn general(name: &str) -> String {
 pub fn check(
     recordings: &[Recording],
     names: &Names,
-    operations: u64,
+    sharing: Sharing,
+    operations: Option<u64>,
     exceptions: &[Exception],
 ) -> Result<(), String> {
     let mut errors = String::new();
@@ -102,13 +125,19 @@ pub fn check(
     }
     // By exception and by who: how many writes there were.
     let mut counts: BTreeMap<(usize, &str), u64> = BTreeMap::new();
-    let shared = shared_lines(recordings, names);
+    let shared = shared_lines(recordings, names, sharing);
     for line in &shared {
         let mut unknown = false;
-        for write in &line.writes {
+        for write in &line.uses {
             let field = general(&write.field);
+            if line.only_read && !write.site.writes() {
+                continue; // what matters is what is written beside it
+            }
             match exceptions.iter().position(|exception| field.starts_with(exception.field)) {
-                Some(index) => *counts.entry((index, &write.who)).or_default() += write.count,
+                Some(index) if write.site.writes() => {
+                    *counts.entry((index, &write.who)).or_default() += write.count;
+                }
+                Some(_) => {}
                 None => unknown = true,
             }
         }
@@ -118,7 +147,7 @@ pub fn check(
     }
     for ((index, who), count) in counts {
         let Exception { field, in_a_hundred, why } = exceptions[index];
-        if count.saturating_mul(100) > in_a_hundred.saturating_mul(operations) {
+        if let Some(operations) = operations.filter(|operations| count * 100 > in_a_hundred * operations) {
             errors += &format!(
                 "{who} writes {field} {count} times in {operations} operations, more than {in_a_hundred} in 100 ({why})\n"
             );

@@ -15,5 +15,5 @@
 pub mod compare;
 pub mod record;
 
-pub use compare::{Exception, SharedLine, check, shared_lines};
+pub use compare::{Exception, SharedLine, Sharing, check, shared_lines};
 pub use record::{Recording, record};

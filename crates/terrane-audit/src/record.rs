@@ -1,4 +1,4 @@
-//! Recording what a thread writes.
+//! Recording what a thread writes, and what it reads.
 //!
 //! A failed compare-and-swap counts as a write: it takes the line for itself all the same. What is not an atomic of the
 //! library is recorded where the library says so ([`note_write`](terrane::sync::atomic::note_write)); the bytes of pages,
@@ -19,16 +19,27 @@ pub struct Site {
     pub file: &'static str,
     /// The line in it.
     pub line: u32,
-    /// "stores", "changes" (read-modify-write) or "writes" (not atomic).
+    /// "reads", "stores", "changes" (read-modify-write) or "writes" (not atomic).
     pub verb: &'static str,
 }
 
-/// What one thread wrote: for each address the places that wrote it, and how often.
+impl Site {
+    /// False for a place that only reads.
+    pub fn writes(&self) -> bool {
+        self.verb != READS
+    }
+}
+
+const READS: &str = "reads";
+
+/// What one thread did: for each address the places that wrote or read it, and how often.
 #[derive(Clone, Default, Debug)]
 pub struct Recording {
     /// Who, in reports.
     pub who: String,
-    writes: BTreeMap<usize, BTreeMap<Site, u64>>,
+    /// Whether reads are recorded.
+    reads: bool,
+    sites: BTreeMap<usize, BTreeMap<Site, u64>>,
 }
 
 thread_local! {
@@ -36,12 +47,15 @@ thread_local! {
 }
 
 fn hook(access: &Access) {
-    if !access.writes() {
+    if matches!(access.op, Op::Fence | Op::Spin) {
         return;
     }
     CURRENT.with_borrow_mut(|current| {
         let Some(current) = current else { return };
-        // Each line of a longer write.
+        if !access.writes() && !current.reads {
+            return;
+        }
+        // Each line of a longer one.
         let mut at = access.addr;
         let end = access.addr + access.size.max(1);
         while at < end {
@@ -51,9 +65,9 @@ fn hook(access: &Access) {
     });
 }
 
-/// Runs `act` and returns what this thread wrote meanwhile, with what `act` returned.
-pub fn record<R>(who: impl Into<String>, act: impl FnOnce() -> R) -> (Recording, R) {
-    CURRENT.replace(Some(Recording { who: who.into(), ..Recording::default() }));
+/// Runs `act` and returns what this thread wrote meanwhile, and read if that is asked for, with what `act` returned.
+pub fn record<R>(who: impl Into<String>, reads: bool, act: impl FnOnce() -> R) -> (Recording, R) {
+    CURRENT.replace(Some(Recording { who: who.into(), reads, ..Recording::default() }));
     let before = install(Some(hook));
     let result = act();
     install(before);
@@ -65,38 +79,30 @@ impl Recording {
         let verb = match op {
             Op::Rmw => "changes",
             Op::Note => "writes",
-            _ => "stores",
+            Op::Store => "stores",
+            _ => READS,
         };
         let site = Site { file: site.file(), line: site.line(), verb };
-        *self.writes.entry(addr).or_default().entry(site).or_default() += 1;
+        *self.sites.entry(addr).or_default().entry(site).or_default() += 1;
     }
 
     /// True when nothing was written.
     pub fn is_empty(&self) -> bool {
-        self.writes.is_empty()
+        !self.sites.values().flat_map(BTreeMap::keys).any(Site::writes)
     }
 
-    /// Adds what `other` wrote.
-    pub fn merge(&mut self, other: Recording) {
-        for (addr, sites) in other.writes {
-            for (site, count) in sites {
-                *self.writes.entry(addr).or_default().entry(site).or_default() += count;
-            }
+    /// The lines that were written (true) or only read (false), by address.
+    pub fn lines(&self) -> BTreeMap<usize, bool> {
+        let mut lines = BTreeMap::new();
+        for (addr, sites) in &self.sites {
+            *lines.entry(addr & !(LINE - 1)).or_default() |= sites.keys().any(Site::writes);
         }
+        lines
     }
 
-    /// The lines written, as addresses, each once, ascending.
-    pub fn lines(&self) -> impl Iterator<Item = usize> + '_ {
-        let mut last = None;
-        self.writes
-            .keys()
-            .map(|addr| addr & !(LINE - 1))
-            .filter(move |line| last.replace(*line) != Some(*line))
-    }
-
-    /// The addresses written in a line, with the places and how often.
-    pub fn writes_in(&self, line: usize) -> impl Iterator<Item = (usize, Site, u64)> + '_ {
-        let sites = self.writes.range(line..line + LINE);
+    /// What was done to the addresses in a line, with the places and how often.
+    pub fn in_line(&self, line: usize) -> impl Iterator<Item = (usize, Site, u64)> + '_ {
+        let sites = self.sites.range(line..line + LINE);
         sites.flat_map(|(addr, sites)| sites.iter().map(|(site, count)| (*addr, *site, *count)))
     }
 }

@@ -49,15 +49,22 @@ fn words_on_one_line_are_found_though_each_has_one_writer() {
     let mut names = Names::new();
     names.field("left", &line.0[2]);
     names.field("right", &line.0[3]);
-    let (a, ()) = record("A", || line.0[2].store(1, Ordering::Relaxed));
-    let (b, ()) = record("B", || line.0[3].store(1, Ordering::Relaxed));
-    let shared = shared_lines(&[a.clone(), b], &names);
+    let (a, ()) = record("A", true, || line.0[2].store(1, Ordering::Relaxed));
+    let (b, ()) = record("B", true, || line.0[3].store(1, Ordering::Relaxed));
+    let shared = shared_lines(&[a.clone(), b], &names, Sharing::Written);
     assert_eq!(shared.len(), 1);
-    let fields: Vec<_> = shared[0].writes.iter().map(|write| (&*write.who, &*write.field)).collect();
+    let fields: Vec<_> = shared[0].uses.iter().map(|write| (&*write.who, &*write.field)).collect();
     assert_eq!(fields, [("A", "left"), ("B", "right")]);
-    let (c, _) = record("C", || line.0[2].load(Ordering::Relaxed));
-    assert!(shared_lines(&[a.clone(), c.clone()], &names).is_empty(), "a load is no write");
-    assert!(terrane_audit::check(&[a, c], &names, 1, &[]).unwrap_err().contains("C wrote nothing"));
+    let (c, _) = record("C", true, || line.0[2].load(Ordering::Relaxed));
+    let both = [a, c];
+    assert!(shared_lines(&both, &names, Sharing::Written).is_empty(), "a load is no write");
+    let read = shared_lines(&both, &names, Sharing::Read);
+    assert!(read.len() == 1 && read[0].to_string().contains("read by another"), "{read:?}");
+    assert!(
+        terrane_audit::check(&both, &names, Sharing::Written, Some(1), &[])
+            .unwrap_err()
+            .contains("C wrote nothing")
+    );
 }
 
 /// Which CPU's a name is.

@@ -4,12 +4,20 @@
 mod stage;
 
 use stage::*;
+use terrane::stats::Counter;
 
 /// Faults of one processor in one round.
 const FAULTS: u64 = 128;
 
-/// Nothing at all is shared.
+/// Nothing at all is shared: no line that both write, nor one that one of them writes and the other reads.
 const NONE: &[Exception] = &[];
+
+/// Read by faults that shoot down.
+const FILTER: Exception = Exception {
+    field: "tlb.lanes[].filter",
+    in_a_hundred: 4,
+    why: "a copy shoots its page down, and reads who may hold it; a processor writes that when it comes to 2 MiB new to it",
+};
 
 fn stores(cpu: &mut Cpu, at: u64) {
     for page in 0..FAULTS {
@@ -122,7 +130,7 @@ fn copying_after_a_fork() {
         }
     }
     let child = stage.space.fork(stage.cpus[0].core()).unwrap();
-    assert_apart(stage.audit(FAULTS, NONE, |_, _, _| (), |cpu, _, at| stores(cpu, at)));
+    assert_apart(stage.audit(FAULTS, &[FILTER], |_, _, _| (), |cpu, _, at| stores(cpu, at)));
     // The last sharer takes the page without a copy.
     drop(child);
 }
@@ -160,6 +168,58 @@ fn populating() {
         let (mut stage, _file) = file(advice == Advice::PopulateWrite, RW, SpaceConfig::default());
         assert_apart(stage.audit(FAULTS, NONE, with_table, act));
     }
+}
+
+/// Huge pages come from the pool, each under its lock.
+const BLOCKS: [Exception; 1] = [Exception {
+    field: "machine.frames.pool",
+    in_a_hundred: 400,
+    why: "a huge page is 512 frames at once, which no cache of a CPU holds: they come from the pool, under its lock",
+}];
+
+fn huge_memory() -> Stage {
+    let stage = private_memory();
+    stage.space.advise(stage.cpus[0].core(), BASE, LENGTH, Advice::HugePage).unwrap();
+    stage
+}
+
+/// Four huge pages in each area.
+fn huge_stores(cpu: &mut Cpu, _: &Space, at: u64) {
+    (0..4).for_each(|block| cpu.store_u64(at + block * TABLE + 5 * PAGE, 1).unwrap());
+}
+
+#[test]
+fn first_touch_of_huge_pages() {
+    let mut stage = huge_memory();
+    assert_apart(stage.audit(4, &BLOCKS, |_, _, _| (), huge_stores));
+    let made = stage.machine.machine().stats().sum(Counter::ThpFaultAlloc);
+    assert_eq!(made, 2 * 4 * (ROUNDS + 1));
+}
+
+/// Huge pages are divided when one of several sharers writes; the page written is copied.
+#[test]
+fn copying_of_huge_pages_after_a_fork() {
+    let mut stage = huge_memory();
+    for k in 0..2 {
+        (0..=ROUNDS).for_each(|round| huge_stores(&mut stage.cpus[k], &stage.space, area(k, round)));
+    }
+    let child = stage.space.fork(stage.cpus[0].core()).unwrap();
+    let act = |cpu: &mut Cpu, _: &Space, at: u64| {
+        (0..FAULTS).for_each(|page| cpu.store_u64(at + page * 16 * PAGE, 1).unwrap())
+    };
+    let exceptions = [BLOCKS[0], FILTER];
+    assert_apart(stage.audit(FAULTS, &exceptions, |_, _, _| (), act));
+    drop(child);
+}
+
+#[test]
+fn taking_over_huge_pages_after_a_fork() {
+    let mut stage = huge_memory();
+    for k in 0..2 {
+        (0..=ROUNDS).for_each(|round| huge_stores(&mut stage.cpus[k], &stage.space, area(k, round)));
+    }
+    drop(stage.space.fork(stage.cpus[0].core()).unwrap());
+    assert_apart(stage.audit(4, NONE, |_, _, _| (), huge_stores));
 }
 
 /// With empty caches, frames come from the pool, 64 at a time.

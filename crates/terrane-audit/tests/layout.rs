@@ -8,7 +8,7 @@ use stage::*;
 use terrane::space::Placement;
 
 /// Operations of one processor in one round.
-const OPERATIONS: u64 = 256;
+const OPERATIONS: u64 = 200;
 
 const EPOCH: Exception = Exception {
     field: "machine.epoch.global",
@@ -23,7 +23,7 @@ const POOL: Exception = Exception {
 };
 
 /// What layout changes share.
-const COMMON: [Exception; 4] = [
+const COMMON: [Exception; 5] = [
     EPOCH,
     POOL,
     // Records beyond the 64 that a CPU keeps go through a list of all CPUs, 32 at a time; so another CPU may write them
@@ -38,6 +38,41 @@ const COMMON: [Exception; 4] = [
         in_a_hundred: 2000,
         why: "the records that were exchanged: one life of a VMA writes its record some ten times",
     },
+    Exception {
+        field: "space.index.leaf[]",
+        in_a_hundred: 0,
+        why: "only when both act at once: who measures a gap that reaches into a leaf of the other, and finds it changing \
+              time and again, takes its lock to look",
+    },
+];
+
+/// What they share besides when leaves of the index fill up and run empty.
+const SPLITS: [Exception; 5] = [
+    Exception {
+        field: "space.index.shape",
+        in_a_hundred: 80,
+        why: "splitting and merging leaves, tried once for some six calls, is for one at a time",
+    },
+    Exception {
+        field: "space.index.root",
+        in_a_hundred: 40,
+        why: "the node above a leaf that is split or merged is copied; when it is the root, the root moves",
+    },
+    Exception {
+        field: "space.index.bytes",
+        in_a_hundred: 100,
+        why: "counts nodes, with the structure lock held",
+    },
+    Exception {
+        field: "space.index.node of height",
+        in_a_hundred: 400,
+        why: "nodes above leaves lead to leaves of both",
+    },
+    Exception {
+        field: "an unnamed word of crates/terrane/src/",
+        in_a_hundred: 400,
+        why: "the same in nodes that have been replaced since, and their memory where it is used anew",
+    },
 ];
 
 fn assert_named(result: Result<(), String>) {
@@ -50,6 +85,7 @@ fn per_cpu() -> Stage {
     let mut config = SpaceConfig::default();
     config.placement = Placement::PerCpu;
     let mut stage = Stage::new(config);
+    stage.sharing = Sharing::Written;
     for cpu in &mut stage.cpus {
         // Its stretch, and tables there.
         let at = stage.space.map(cpu.core(), MapRequest::anonymous(4 * AREA, RW)).unwrap();
@@ -105,14 +141,15 @@ fn unmapping_with_tables() {
 fn keeping_many_mappings() {
     let act = |cpu: &mut Cpu, space: &Space, _| {
         // Alternating, so that no two are merged.
-        let prot = |n: u64| if n % 2 == 0 { RW } else { Prot::READ };
+        let prot = |n: u64| if n.is_multiple_of(2) { RW } else { Prot::READ };
         let map = |n| space.map(cpu.core(), MapRequest::anonymous(2 * PAGE, prot(n))).unwrap();
         let maps: Vec<_> = (0..OPERATIONS).map(map).collect();
         for at in maps {
             space.unmap(cpu.core(), at, 2 * PAGE).unwrap();
         }
     };
-    assert_named(per_cpu().audit(OPERATIONS, &COMMON, |_, _, _| (), act));
+    let exceptions = [COMMON.as_slice(), &SPLITS].concat();
+    assert_named(per_cpu().audit(OPERATIONS, &exceptions, |_, _, _| (), act));
 }
 
 #[test]
@@ -153,13 +190,14 @@ fn forgetting() {
             space.advise(cpu.core(), at, 64 * PAGE, Advice::DontNeed).unwrap();
         }
     };
-    assert_named(stage.audit(OPERATIONS, &[], |_, _, _| (), act));
+    assert_named(stage.audit(OPERATIONS, &COMMON, |_, _, _| (), act));
 }
 
 /// Each processor in a space of its own: what they share is the machine.
 #[test]
 fn spaces_of_their_own() {
     let mut stage = Stage::new(SpaceConfig::default());
+    stage.sharing = Sharing::Written;
     let mut others = Vec::new();
     for cpu in &mut stage.cpus {
         let space = Space::try_new(cpu.core(), SpaceConfig::default()).unwrap();
@@ -186,4 +224,46 @@ fn spaces_of_their_own() {
         stage.names.extend(names);
     }
     assert_named(stage.audit(2 * OPERATIONS, &COMMON, |_, _, _| (), act));
+}
+
+/// One file, mapped by both: its list of mappings is one, behind one lock.
+#[test]
+fn mapping_a_file() {
+    let mut stage = per_cpu();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(8 * PAGE).unwrap();
+    let object = stage.machine.open(file.path(), true).unwrap();
+    let mut names = terrane::names::Names::new();
+    names.under("object", |names| object.describe(names));
+    names.field("owners of the object", &object);
+    stage.names.extend(names);
+    let exceptions = [
+        COMMON.as_slice(),
+        &[
+            Exception {
+                field: "object",
+                in_a_hundred: 1600,
+                why: "mapping and unmapping change the file's list of mappings, under its lock",
+            },
+            Exception {
+                field: "owners of the object",
+                in_a_hundred: 400,
+                why: "each VMA owns the object it shows: two changes of the count for a mapping that comes and goes",
+            },
+            Exception {
+                field: "space.ending",
+                in_a_hundred: 200,
+                why: "an unmap of a file's pages tells write-back that it has yet to wait for stores",
+            },
+        ],
+    ]
+    .concat();
+    let act = move |cpu: &mut Cpu, space: &Space, _| {
+        for _ in 0..OPERATIONS {
+            let at = space.map(cpu.core(), MapRequest::object(&object, 0, 8 * PAGE, RW, true)).unwrap();
+            cpu.load_u64(at).unwrap();
+            space.unmap(cpu.core(), at, 8 * PAGE).unwrap();
+        }
+    };
+    assert_named(stage.audit(OPERATIONS, &exceptions, |_, _, _| (), act));
 }

@@ -10,7 +10,9 @@
 //!
 //! Entries that are dropped one by one, or pushed out of the TLB, leave their bits behind. So when a quarter of the bits is
 //! set, the owner empties TLB and filter and begins anew: a flush for each 256 regions that it comes to, and at most
-//! one question in four is in vain.
+//! one question in four is in vain. A flush of the TLB alone does *not* clear the bits as a rule, though it could: a
+//! processor that flushes with every call would write its filter with every call, and those who shoot down in areas of
+//! their own would read it each time from its cache. One flush in 64 clears them.
 
 use crossbeam_utils::CachePadded;
 use terrane::addr::AddrRange;
@@ -23,6 +25,8 @@ const WORDS: usize = 16;
 const BITS: u64 = WORDS as u64 * 64;
 /// Bits that may be set before the owner begins anew.
 const FULL: u32 = BITS as u32 / 4;
+/// Flushes of the TLB before one also clears the filter.
+const FLUSHES: u32 = 64;
 /// The longest range, in regions, that is looked up region by region. Longer ones concern whoever holds anything.
 const LOOK_UPS: u64 = 256;
 
@@ -65,6 +69,8 @@ impl Filter {
 pub(crate) struct Held {
     /// Bits that are set.
     bits: u32,
+    /// Flushes of the TLB since the filter was cleared.
+    flushes: u32,
 }
 
 impl Held {
@@ -91,13 +97,23 @@ impl Held {
         }
     }
 
+    /// The TLB was flushed for another reason than that the filter is full: empties the filter now and then. As
+    /// [`clear`](Self::clear).
+    pub fn flushed(&mut self, filter: &Filter) {
+        self.flushes += 1;
+        if self.flushes >= FLUSHES || self.bits >= FULL / 2 {
+            self.clear(filter);
+        }
+    }
+
     /// Empties the filter. The caller's TLB is empty, and it is not in the middle of an access.
     pub fn clear(&mut self, filter: &Filter) {
+        self.flushes = 0;
         if self.bits == 0 {
             return;
         }
         self.bits = 0;
-        for word in filter.words.iter() {
+        for word in filter.words.iter().filter(|word| word.load(Ordering::Relaxed) != 0) {
             // Release: accesses through what was in the TLB are over.
             word.store(0, Ordering::Release);
         }
@@ -130,6 +146,14 @@ mod tests {
         ] {
             assert_eq!(filter.may_hold(AddrRange::new(start, end)), holds, "{start:#x} to {end:#x}");
         }
+        // A flush now and then clears it.
+        for _ in 1..FLUSHES {
+            held.flushed(&filter);
+            assert!(filter.may_hold(all));
+        }
+        held.flushed(&filter);
+        assert!(!filter.may_hold(all));
+        held.add(&filter, 5 * REGION);
         held.clear(&filter);
         assert!(!filter.may_hold(all));
         held.add(&filter, u64::MAX);

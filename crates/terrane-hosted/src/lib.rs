@@ -72,6 +72,7 @@
 //! processors that can take milliseconds.
 #![warn(missing_docs)]
 
+mod collapser;
 mod cpu;
 mod cpu_set;
 mod error;
@@ -86,6 +87,7 @@ mod tlb_tests;
 mod translations;
 mod wait;
 
+pub use collapser::{Collapser, CollapserConfig};
 pub use cpu::{Activity, AtomicError, Cpu, Interrupted};
 pub use cpu_set::CpuSet;
 pub use error::HostedError;

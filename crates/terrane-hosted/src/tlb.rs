@@ -493,7 +493,8 @@ impl Port {
         if all {
             forget(Forget::All);
             // The look-up comes after this, so the access that has begun has used no translation yet.
-            self.holds_nothing();
+            // SAFETY: the lane outlives the port (`Tlb::port`); not through `lane()`, which would borrow all of the port.
+            self.held.flushed(unsafe { &self.lane.as_ref().filter });
         }
         let own = self.lane().owner.own.load(Ordering::Relaxed);
         let received = ((request - self.seen) / STEP).saturating_sub(own - self.own_seen);
@@ -511,7 +512,7 @@ impl Port {
         if self.held.is_full() {
             self.flush(forget);
         }
-        // SAFETY: the lane outlives the port (`Tlb::port`); not through `lane()`, which would borrow all of the port.
+        // SAFETY: as in `catch_up`.
         self.held.add(unsafe { &self.lane.as_ref().filter }, addr);
     }
 
@@ -523,7 +524,7 @@ impl Port {
 
     /// Empties the filter. The caller's TLB is empty.
     fn holds_nothing(&mut self) {
-        // SAFETY: as above.
+        // SAFETY: as in `catch_up`.
         self.held.clear(unsafe { &self.lane.as_ref().filter });
     }
 

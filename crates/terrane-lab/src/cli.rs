@@ -4,7 +4,8 @@ use crate::baseline::linux;
 use crate::command::{list, measure};
 use crate::failure::{Failure, one_line};
 use crate::measure::Experiment;
-use crate::{bench, experiments};
+use crate::soak::Plant;
+use crate::{bench, experiments, soak};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use std::fmt::Write as _;
@@ -36,6 +37,28 @@ enum Command {
     /// Measures single operations beside BTreeMap, the crate memory_set and the running kernel
     #[command(after_help = after_help_of("bench", bench::ALL))]
     Bench(Selection),
+    /// Stresses Terrane with random operations of many threads, and checks every byte
+    #[command(after_help = AFTER_SOAK)]
+    Soak {
+        /// How long
+        #[arg(long, value_name = "S", default_value = "10", allow_negative_numbers = true, value_parser = long)]
+        seconds: f64,
+        /// Where random numbers begin: what each thread does follows from it, how threads interleave does not
+        #[arg(long, value_name = "N", default_value = "1")]
+        seed: u64,
+        /// Threads that work together [default: two a processor, at least 4]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=64))]
+        threads: Option<u16>,
+        /// Memory of the machine; when it is short, calls may fail for that [default: much and too little in turn]
+        #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(4..=65536))]
+        memory: Option<u32>,
+        /// Writes a report as JSON (see docs/json.md); - is standard output, and the text then goes to standard error
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Does damage on purpose, to see that it is noticed
+        #[arg(long, value_name = "WHAT", hide = true)]
+        plant: Option<Plant>,
+    },
     /// Lists what can be measured, and which source each repeats
     List,
     /// Serves one measurement of the kernel, for the other commands
@@ -68,6 +91,31 @@ struct Selection {
     plot: Option<PathBuf>,
 }
 
+/// What a stress is, and what comes out.
+const AFTER_SOAK: &str = "\
+Every thread owns runs of pages between those of the others and knows what each of their bytes must be: it stores, loads, maps,
+unmaps, protects, forgets, populates, advises, moves the break, writes files back, lists, forks and plays on in the child. Beside
+that, spaces fork from each other in a tree. Machines with much memory and with too little, shaken ones, and both ways of locking
+take turns; where memory is short, calls may fail, but no byte may be lost. In the end the file on disk, the sums of shared
+counters and the use of frames are checked too.
+
+What is printed when something is wrong: the circumstances, the thread, what was expected and what was there, and the thread's last
+operations. A thread that ends no operation for a minute counts as wrong.
+
+Examples:
+  terrane soak --seconds 600 --seed 7
+  terrane soak --threads 8 --memory 8 --json -
+
+Exit status: 0 every byte was right, 1 something is wrong, 2 wrong arguments, too little memory, a file that cannot be written.";
+
+/// A number of seconds for something that may go on for days.
+fn long(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=1e7).contains(&seconds) => Ok(seconds),
+        _ => Err("it is a number from 0.1 to 10000000".to_owned()),
+    }
+}
+
 /// A sensible number of seconds.
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -83,6 +131,7 @@ fn after_help() -> String {
   terrane experiments multi-fault --threads 4    one of them, with four threads
   terrane bench index --json - > index.json      a report for programs to read
   terrane bench --plot pictures                  a picture of each
+  terrane soak --seconds 60                      stress it, and check every byte
 
 Exit status: 0 done, 1 a measurement broke off, 2 wrong arguments, too little memory, a file that cannot be written."
         .to_owned()
@@ -123,6 +172,14 @@ pub fn run() -> Result<(), Failure> {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
         Command::Bench(selection) => measure("bench", bench::ALL, selection, None),
+        Command::Soak { seconds, seed, threads, memory, json, plant } => soak::run(&soak::Request {
+            seconds,
+            seed,
+            threads: threads.map(usize::from),
+            memory: memory.map(u64::from),
+            json,
+            plant,
+        }),
         Command::List => list::run(),
         Command::LinuxProbe { probe } => linux::serve(&probe),
     }
@@ -179,7 +236,7 @@ fn explain(error: &clap::Error) -> Result<(), Failure> {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             Err(Failure::Request(
-                "a command is missing: experiments, bench or list (see ‘terrane --help’)".to_owned(),
+                "a command is missing: experiments, bench, soak or list (see ‘terrane --help’)".to_owned(),
             ))
         }
         // What clap says first is what is wrong; its tips and usage follow after blank lines.

@@ -6,7 +6,8 @@
 //!
 //! The layers, from the bottom: [`measure`] times work and knows nothing of what it measures; [`report`] holds
 //! results and shows them as tables, JSON and pictures; [`baseline`] is what Terrane is compared with;
-//! [`experiments`] and [`bench`] say what is measured, one file each; [`command`] is what the user calls.
+//! [`experiments`] and [`bench`] say what is measured, one file each; [`command`] is what the user calls. [`soak`] measures
+//! nothing: it checks.
 
 mod baseline;
 mod bench;
@@ -16,6 +17,7 @@ mod experiments;
 mod failure;
 mod measure;
 mod report;
+mod soak;
 
 fn main() -> std::process::ExitCode {
     match cli::run() {

@@ -35,6 +35,10 @@ fn wrong_arguments_are_one_line_and_status_2() {
         (&["bench", "--colour"], "--colour"),
         (&["experiments", "--files", "0"], "--files"),
         (&["experiments", "multi-fault", "--threads", "1000"], "1000 threads are too many"),
+        (&["soak", "--seconds", "0"], "0.1 to 10000000"),
+        (&["soak", "--threads", "65"], "--threads"),
+        (&["soak", "--memory", "1"], "--memory"),
+        (&["soak", "--json", "/proc/nothing"], "/proc/nothing"),
         (&["list", "more"], "more"),
         (&["linux-probe"], "PROBE"),
         (&["linux-probe", "x"], "not by hand"),
@@ -78,6 +82,7 @@ fn help_and_list_teach() {
         (&["--help"][..], &["experiments", "Exit status", "Examples"][..]),
         (&["experiments", "--help"], &["multi-fault", "median", "published", "--threads <N>"]),
         (&["bench", "--help"], &["index", "fork", "standard output"]),
+        (&["soak", "--help"], &["every byte", "--seed <N>", "Exit status"]),
         (&["list"], &["terrane bench NAME", "multi-fault", "source C"]),
         (&["--version"], &["terrane 0."]),
     ] {
@@ -98,7 +103,9 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
                 let path = match path {
                     "" => name.clone(),
                     "experiments[].counters" => format!("{path}.VARIANT"),
-                    "experiments[].counters.VARIANT" => format!("{path}.NAME"),
+                    "experiments[].counters.VARIANT" | "soak.counters" | "soak.operations" => {
+                        format!("{path}.NAME")
+                    }
                     _ => format!("{path}.{name}"),
                 };
                 paths(value, &path, found);
@@ -108,6 +115,49 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
         _ => {
             found.insert(path.to_owned());
         }
+    }
+}
+
+/// The fields in `docs/json.md`: of a report, and those that only the report of a soak has.
+fn documented() -> [BTreeSet<String>; 2] {
+    let text = include_str!("../../../docs/json.md");
+    let (report, soak) = text.split_once("\n# ").expect("two parts");
+    let (_, soak) = soak.split_once("`command` |").expect("a line for what both have");
+    [report, soak].map(|part| {
+        part.lines()
+            .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned()))
+            .collect()
+    })
+}
+
+#[test]
+fn a_soak_finds_nothing_and_reports_the_documented_fields() {
+    let arguments = ["soak", "--seconds", "2", "--seed", "3", "--json", "-"];
+    let output = terrane(&arguments);
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("every byte was right") && text.contains("stores"), "{text}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is the report alone");
+    let mut found = BTreeSet::new();
+    paths(&report, "", &mut found);
+    let [common, own] = documented();
+    let common = common.into_iter().filter(|path| !path.starts_with("experiments"));
+    assert_eq!(found, common.chain(own).collect());
+    for what in ["stores", "loads", "changes"] {
+        assert!(report["soak"]["operations"][what].as_u64() > Some(100), "too few {what} in\n{text}");
+    }
+}
+
+#[test]
+fn a_soak_notices_damage() {
+    for (plant, part) in
+        [("byte", "in memory, not"), ("frame", "frames were free, not"), ("file", "in the file, not")]
+    {
+        let output = terrane(&["soak", "--seconds", "1", "--seed", "5", "--plant", plant]);
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(1), "{plant}: {text}");
+        assert!(text.contains(part) && text.contains("with seed 5"), "{plant}: {text}");
+        assert!(plant != "byte" || text.contains("The last operations of the thread:"), "{text}");
     }
 }
 
@@ -138,11 +188,7 @@ fn a_report_has_exactly_the_documented_fields() {
 
     let mut found = BTreeSet::new();
     paths(&report, "", &mut found);
-    let text = include_str!("../../../docs/json.md");
-    let documented: BTreeSet<String> = text
-        .lines()
-        .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned()))
-        .collect();
+    let [documented, _] = documented();
     assert_eq!(found, documented);
 
     assert_eq!(report["schema"], 1);

@@ -13,11 +13,16 @@ pub enum Orders {
     Messages,
 }
 
-/// Checks `model` with at most `preemptions` preemptions.
+/// Checks `model` with at most `preemptions` preemptions, or `TERRANE_PROOF_PREEMPTIONS`, if that is less.
 ///
 /// # Panics
 /// When the model fails.
 pub fn check(orders: Orders, preemptions: usize, model: fn()) {
+    let most = std::env::var("TERRANE_PROOF_PREEMPTIONS").ok().and_then(|n| n.parse().ok());
+    explore(orders, preemptions.min(most.unwrap_or(usize::MAX)), model);
+}
+
+fn explore(orders: Orders, preemptions: usize, model: fn()) {
     let fences: &[SeqCst] = match orders {
         Orders::Total => &[SeqCst::Before, SeqCst::Behind],
         Orders::Messages => &[SeqCst::Nowhere],
@@ -40,6 +45,6 @@ pub fn check(orders: Orders, preemptions: usize, model: fn()) {
 /// # Panics
 /// When it does not.
 pub fn check_caught(name: &'static str, orders: Orders, preemptions: usize, model: fn()) {
-    let failed = fails_with(name, || check(orders, preemptions, model));
+    let failed = fails_with(name, move || explore(orders, preemptions, model));
     assert!(failed, "the model does not notice the mutation {name}");
 }

@@ -1,7 +1,6 @@
 //! Failures that are expected are not printed.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use terrane::sync::mutation;
 
@@ -9,8 +8,15 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `model` with the mutation `name` in the library; true when it failed.
-pub fn fails_with(name: &'static str, model: impl FnOnce()) -> bool {
+/// True while a failure is expected.
+#[cfg(terrane_watch)]
+pub fn is_quiet() -> bool {
+    QUIET.get()
+}
+
+/// Runs `model` with the mutation `name` in the library; true when it failed. On a thread of its own: one that has failed
+/// in the midst of the library is fit for nothing else.
+pub fn fails_with(name: &'static str, model: impl FnOnce() + Send + 'static) -> bool {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
@@ -20,10 +26,10 @@ pub fn fails_with(name: &'static str, model: impl FnOnce()) -> bool {
             }
         }));
     });
-    QUIET.set(true);
-    mutation::select(Some(name));
-    let result = catch_unwind(AssertUnwindSafe(model));
-    mutation::select(None);
-    QUIET.set(false);
-    result.is_err()
+    let thread = std::thread::spawn(move || {
+        QUIET.set(true);
+        mutation::select(Some(name));
+        model();
+    });
+    thread.join().is_err()
 }

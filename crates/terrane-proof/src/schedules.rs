@@ -6,9 +6,12 @@
 //! ones first; `SHUTTLE_RANDOM_SEED` takes another seed.
 
 use crate::graves;
-use crate::quiet::fails_with;
+use crate::quiet::{fails_with, is_quiet};
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use terrane::sync::atomic::{Access, Op, install};
 
 /// How much of a model is run.
@@ -43,9 +46,7 @@ pub fn check(effort: Effort, model: fn()) {
 /// When it does not.
 pub fn check_caught(name: &'static str, effort: Effort, model: fn()) {
     let more = Effort { schedules: effort.schedules * 4, ..effort };
-    let failed = fails_with(name, || check(more, model));
-    install(None);
-    graves::close();
+    let failed = fails_with(name, move || check(more, model));
     assert!(failed, "the model does not notice the mutation {name}");
 }
 
@@ -56,13 +57,26 @@ fn run(effort: Effort, scheduler: impl shuttle::scheduler::Scheduler + 'static, 
     config.failure_persistence = FailurePersistence::None;
     config.silence_warnings = true;
     config.ungraceful_shutdown_config.immediately_return_on_panic = true;
-    Runner::new(scheduler, config).run(move || {
-        graves::open();
-        install(Some(step));
-        model();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        Runner::new(scheduler, config).run(move || {
+            graves::open();
+            install(Some(step));
+            model();
+            install(None);
+            graves::close();
+        });
+    }));
+    if let Err(failure) = result {
         install(None);
         graves::close();
-    });
+        let last = LAST.take();
+        if !is_quiet() {
+            for (thread, access) in last.iter().rev() {
+                eprintln!("thread {thread}: {:?} {:#x} at {}", access.op, access.addr, access.site);
+            }
+        }
+        resume_unwind(failure);
+    }
 }
 
 thread_local! {
@@ -71,12 +85,30 @@ thread_local! {
         Box::leak(Box::new(shuttle::sync::atomic::AtomicBool::new(false)));
 }
 
+const TRACED: usize = 60;
+
+thread_local! {
+    /// The last steps, to be shown when the model fails.
+    static LAST: RefCell<VecDeque<(u64, Access)>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Remembers a step, if its failure would be shown.
+fn trace(access: &Access) {
+    if !is_quiet() {
+        LAST.with_borrow_mut(|last| {
+            last.truncate(TRACED - 1);
+            last.push_front((usize::from(shuttle::current::me()) as u64, *access));
+        });
+    }
+}
+
 fn step(access: &Access) {
     if std::thread::panicking() {
-        // Nothing is to run any more but this thread's way out.
-        return;
+        // Its way out may need a lock whose holder runs no more. To switch now ends the execution.
+        return STEP.with(|step| _ = step.load(std::sync::atomic::Ordering::SeqCst));
     }
     graves::look(access);
+    trace(access);
     match access.op {
         Op::Spin => shuttle::thread::yield_now(),
         Op::Fence | Op::Note => {}

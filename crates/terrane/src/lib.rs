@@ -25,6 +25,7 @@
 //! | [`frame`] | physical pages: who has which, and when they come back |
 //! | [`page_table`] | formats, the protocol of an entry, walks and sweeps |
 //! | [`machine`] | a host with its frames and CPUs, shared by many spaces |
+//! | [`history`] | what a listing needs to show one moment while calls go on |
 //! | [`range_lock`] | calls about disjoint ranges do not wait for one another |
 //! | [`object`] | files and shared memory |
 //! | [`vma`], [`index`], [`mm`] | the record of a mapping, the ordered map of them, and the inside of a space |

@@ -21,7 +21,7 @@ use crossbeam_utils::CachePadded;
 
 /// Storage for one VMA record: the layer above gives it its meaning.
 #[repr(C, align(64))]
-pub struct Record(MaybeUninit<[u8; 128]>);
+pub struct Record(MaybeUninit<[u8; if cfg!(terrane_loom) { 512 } else { 128 }]>);
 
 impl Record {
     /// Storage that holds nothing yet.
@@ -265,19 +265,8 @@ impl<H: Host> Cpu<H> {
         unsafe { lock.lock(&self.machine.host, self.id, node, range, mode) }
     }
 
-    /// Locks `range` of a space of this machine if it is free; never blocks.
-    pub(crate) fn try_lock_range<'a>(
-        &'a self,
-        lock: &'a RangeLock,
-        range: AddrRange,
-        mode: Mode,
-    ) -> Option<Held<'a, H>> {
-        let [node] = self.range_nodes();
-        // SAFETY: as above.
-        unsafe { lock.try_lock(&self.machine.host, self.id, node, range, mode) }
-    }
-
-    /// Locks two disjoint ranges of a space of this machine; as [`lock_range`](Self::lock_range).
+    /// Locks two disjoint ranges of a space of this machine, as [`lock_range`](Self::lock_range) does one: for moving a mapping.
+    #[allow(dead_code, reason = "the only way to hold two ranges; not every build moves mappings")]
     pub(crate) fn lock_ranges<'a>(
         &'a self,
         lock: &'a RangeLock,

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use terrane::error::{Error, FaultError};
 use terrane::host::Memory;
 use terrane::machine::{Cpu, Machine, Record};
-use terrane::space::{AddressSpace, Locking, MapRequest, Mapping, SpaceConfig};
+use terrane::space::{AddressSpace, HugePages, Locking, MapRequest, Mapping, SpaceConfig};
 use terrane::sync::Shared;
 use terrane::vma::{Access, Advice, MapFlags, Prot};
 use terrane::{Frame, PAGE_SIZE};
@@ -35,6 +35,10 @@ const PRIVATE: u64 = 0x5000_0000;
 const SHARED: u64 = 0x6000_0000;
 const COMMON: u64 = 0x7000_0000;
 const HEAP: u64 = 0x2000_0000;
+/// A huge page, and some small pages.
+const HUGE: u64 = 0x9000_0000;
+const SMALL: u64 = 0xa000_0000;
+const BLOCK: u64 = 2 << 20;
 /// Where nothing is mapped, and no page table exists.
 const FREE: u64 = 0x10_0000_0000;
 const PAGES: u64 = 8;
@@ -61,13 +65,24 @@ struct State {
 
 impl World {
     fn new(locking: Locking) -> Self {
-        let machine = Machine::try_new(TestHost::new(FRAMES), 4).unwrap();
+        Self::sized(SpaceConfig::with_locking(locking), FRAMES)
+    }
+
+    /// The same with a huge page, shared with the child, and 2 MiB of which some small pages are there.
+    fn huge(locking: Locking) -> Self {
+        let mut config = SpaceConfig::with_locking(locking);
+        config.huge_pages = HugePages::Always;
+        Self::sized(config, 1700)
+    }
+
+    fn sized(config: SpaceConfig, frames: usize) -> Self {
+        let machine = Machine::try_new(TestHost::new(frames), 4).unwrap();
         let cpu = Cpu::try_new(&machine).unwrap();
         let frames_free = machine.usage().frames_free;
         let file =
             TestFile(Arc::new(Mutex::new((0..PAGES * PAGE_SIZE).map(|n| (n >> 12) as u8 + 1).collect())));
         let object = Object::file(&machine, file.clone()).unwrap();
-        let space = Space::try_new(&cpu, SpaceConfig::with_locking(locking)).unwrap();
+        let space = Space::try_new(&cpu, config).unwrap();
         let len = PAGES * PAGE_SIZE;
         let map = |request: MapRequest<TestHost>, addr| space.map(&cpu, request.fixed(addr)).unwrap();
         map(MapRequest::anonymous(len, RW), MEMORY);
@@ -82,6 +97,15 @@ impl World {
             world.store(at, at).unwrap();
         }
         world.load(MEMORY + 3 * PAGE_SIZE).unwrap();
+        if config.huge_pages == HugePages::Always {
+            let (space, cpu) = (world.space(), &world.cpu);
+            for (addr, advice) in [(HUGE, Advice::HugePage), (SMALL, Advice::NoHugePage)] {
+                space.map(cpu, MapRequest::anonymous(BLOCK, RW).fixed(addr)).unwrap();
+                space.advise(cpu, addr, BLOCK, advice).unwrap();
+                (0..9).for_each(|n| world.store(addr + n * 50 * PAGE_SIZE, n).unwrap());
+            }
+            space.advise(cpu, SMALL, BLOCK, Advice::HugePage).unwrap();
+        }
         world.child = Some(world.space().fork(&world.cpu).unwrap());
         world.store(MEMORY + 2 * PAGE_SIZE, 5).unwrap();
         world
@@ -204,10 +228,21 @@ impl World {
 
 /// Runs `act` with every failure that there is. `exact`: when it fails, not even a frame may have moved.
 fn inject(name: &str, exact: bool, act: impl Fn(&World) -> Result<(), Error>) {
+    inject_in(World::new, name, exact, true, act);
+}
+
+/// The same in a world of another kind; `frames`: with few free frames too.
+fn inject_in(
+    make: fn(Locking) -> World,
+    name: &str,
+    exact: bool,
+    frames: bool,
+    act: impl Fn(&World) -> Result<(), Error>,
+) {
     for locking in [Locking::Speculative, Locking::Classic] {
         let (state, contents, free) = {
-            let world = World::new(locking);
-            let found = (world.state(), world.contents(), World::new(locking).free());
+            let world = make(locking);
+            let found = (world.state(), world.contents(), make(locking).free());
             world.end();
             found
         };
@@ -223,7 +258,7 @@ fn inject(name: &str, exact: bool, act: impl Fn(&World) -> Result<(), Error>) {
         };
         let mut failures = 0;
         for n in 0.. {
-            let world = World::new(locking);
+            let world = make(locking);
             let (result, met) = failing_at(n, || act(&world));
             match result {
                 Err(error) => after_failure(world, error, &format!("allocation {n}")),
@@ -235,7 +270,10 @@ fn inject(name: &str, exact: bool, act: impl Fn(&World) -> Result<(), Error>) {
             }
         }
         for k in 0.. {
-            let world = World::new(locking);
+            if !frames {
+                break;
+            }
+            let world = make(locking);
             let hoard = world.hoard(k);
             let result = act(&world);
             world.release(hoard);
@@ -461,4 +499,31 @@ fn giving_up_needs_no_memory() {
     assert!(world.free() > free);
     world.release(hoard);
     world.end();
+}
+
+#[test]
+fn parts_of_huge_pages() {
+    let (part, len) = (HUGE + 7 * PAGE_SIZE, 40 * PAGE_SIZE);
+    let calls: [(&str, fn(&World, u64, u64) -> Result<(), Error>); 6] = [
+        ("unmapped", |w, part, len| w.space().unmap(&w.cpu, part, len)),
+        ("protected", |w, part, len| w.space().protect(&w.cpu, part, len, Prot::READ)),
+        ("forgotten", |w, part, len| w.space().advise(&w.cpu, part, len, Advice::DontNeed)),
+        ("not for forks", |w, part, len| w.space().advise(&w.cpu, part, len, Advice::DontFork)),
+        ("replaced", |w, part, len| {
+            w.space().map(&w.cpu, MapRequest::anonymous(len, Prot::READ).fixed(part)).map(drop)
+        }),
+        ("stored to", |w, part, _| w.store(part, 0)),
+    ];
+    for (name, call) in calls {
+        inject_in(World::huge, name, name != "stored to", true, |w| call(w, part, len));
+    }
+    // That no huge page can be had is met by hoarding elsewhere.
+    inject_in(World::huge, "gathered", true, false, |w| {
+        w.space().advise(&w.cpu, SMALL, BLOCK, Advice::Collapse)
+    });
+    inject_in(World::huge, "touched", false, false, |w| {
+        w.space().advise(&w.cpu, SMALL, BLOCK, Advice::DontNeed)?;
+        w.space().map(&w.cpu, MapRequest::anonymous(BLOCK, RW).fixed(SMALL))?;
+        w.store(SMALL, 0)
+    });
 }

@@ -8,7 +8,7 @@ pub use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
 pub use terrane::sync::Shared;
 pub use terrane::vma::{Advice, MapFlags, Prot};
 pub use terrane::{FaultError, PAGE_SIZE};
-pub use terrane_audit::{Exception, Recording, check, record};
+pub use terrane_audit::{Exception, Recording, Sharing, check, record};
 pub use terrane_hosted::{Cpu, HostedMachine, MachineConfig, Space};
 
 pub const PAGE: u64 = PAGE_SIZE;
@@ -31,6 +31,8 @@ pub struct Stage {
     pub cpus: [Cpu; 2],
     /// Names that a test knows besides.
     pub names: Names,
+    /// Whether it matters who only reads.
+    pub sharing: Sharing,
 }
 
 /// The area of processor `k` in `round`; the last one is for warming up.
@@ -52,7 +54,7 @@ impl Stage {
         for cpu in &mut cpus {
             cpu.switch_to(&space);
         }
-        Self { machine, space, cpus, names: Names::new() }
+        Self { machine, space, cpus, names: Names::new(), sharing: Sharing::Read }
     }
 
     pub fn all_names(&self) -> Names {
@@ -113,7 +115,7 @@ impl Stage {
         before: impl Fn(&mut Cpu, &Space, usize) + Sync,
         act: &(impl Fn(&mut Cpu, &Space, u64) + Sync),
     ) -> Result<(), String> {
-        let Self { machine, space, cpus, names } = self;
+        let Self { machine, space, cpus, names, sharing } = self;
         let all_names = || all_names(machine, space, names);
         let names = Mutex::new(Vec::new());
         let meet = Barrier::new(2);
@@ -136,7 +138,8 @@ impl Stage {
                 }
                 let mut go = || {
                     let who = format!("CPU {}", cpu.id().0);
-                    recordings.push(record(who, || act(cpu, space, area(k, round))).0);
+                    recordings
+                        .push(record(who, *sharing == Sharing::Read, || act(cpu, space, area(k, round))).0);
                 };
                 turn(&mut go, round + 1 == ROUNDS);
             }
@@ -153,8 +156,9 @@ impl Stage {
         for (round, recordings) in of_a.into_iter().zip(of_b).enumerate() {
             let mut known = names[round].clone();
             known.extend(names[round + 1].clone());
-            let operations = if round as u64 + 1 == ROUNDS { u64::MAX } else { operations };
-            if let Err(shared) = check(&<[_; 2]>::from(recordings), &known, operations, exceptions) {
+            let operations = (round as u64 + 1 < ROUNDS).then_some(operations);
+            if let Err(shared) = check(&<[_; 2]>::from(recordings), &known, *sharing, operations, exceptions)
+            {
                 results += &format!("in round {round}:\n{shared}");
             }
         }

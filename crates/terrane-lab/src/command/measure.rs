@@ -96,7 +96,7 @@ fn measure(experiment: &Experiment, request: &Request, number: usize) -> Result<
 }
 
 /// The command line, without the path of the program.
-fn command_line() -> String {
+pub fn command_line() -> String {
     let arguments = std::env::args_os().skip(1).map(|argument| argument.to_string_lossy().into_owned());
     std::iter::once("terrane".to_owned()).chain(arguments).collect::<Vec<_>>().join(" ")
 }

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 
 /// Shows how far the measurement of one experiment is. Gone when dropped.
 ///
-/// It draws between samples only: a bar that moves by itself would have a thread beside those that are measured.
+/// It draws only when it is told to: a bar that moves by itself would have a thread beside those that are measured.
 pub struct Progress(ProgressBar);
 
 impl Progress {
@@ -36,6 +36,11 @@ impl Progress {
     /// Names the step that begins.
     pub fn begin(&self, step: String) {
         self.0.set_message(step);
+    }
+
+    /// How many steps are done.
+    pub fn position(&self) -> usize {
+        self.0.position() as usize
     }
 
     /// Ends a step.

@@ -1,7 +1,7 @@
 //! Reports as JSON, to a file or to standard output.
 
-use super::Report;
 use crate::failure::Failure;
+use serde::Serialize;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ impl Sink {
     ///
     /// # Errors
     /// [`Failure::Request`] if that fails, [`Failure::Closed`] if the reader of a pipe went away.
-    pub fn write(&mut self, report: &Report) -> Result<(), Failure> {
+    pub fn write(&mut self, report: &impl Serialize) -> Result<(), Failure> {
         let mut text = serde_json::to_string_pretty(report).map_err(|e| Failure::Broken(e.to_string()))?;
         text.push('\n');
         match self {
@@ -87,7 +87,7 @@ impl Drop for Sink {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{Role, sample};
+    use crate::report::{Report, Role, sample};
 
     #[test]
     fn a_report_survives_the_way_there_and_back() {

@@ -1,7 +1,7 @@
 //! Changes of the layout: beside lookups, beside each other, and the search for free addresses.
 
 use super::{BASE, RW, World, load, map, mapped, page, store, unmap};
-use crate::schedules::{Effort, USUAL, check};
+use crate::schedules::{Effort, USUAL, check, check_caught};
 use terrane::PAGE_SIZE;
 use terrane::space::{MapRequest, SpaceConfig};
 use terrane::vma::Prot;
@@ -75,7 +75,7 @@ fn gaps() {
     let mut config = SpaceConfig::default();
     config.range = terrane::AddrRange::new(BASE, page(PAGES));
     config.fault_around = PAGE_SIZE;
-    let (world, cpu) = World::with(config);
+    let (world, cpu) = World::with(super::FRAMES, config);
     fn coming_and_going(cpu: &super::Me, space: &super::Space, value: u64) {
         for pages in [1, 2, 1] {
             let addr = space.map(cpu, MapRequest::anonymous(pages * PAGE_SIZE, RW)).unwrap();
@@ -97,6 +97,40 @@ fn gaps() {
 #[test]
 fn room_is_given_once_and_found_again() {
     check(USUAL, gaps);
+}
+
+/// Two threads map, use and unmap pages of one table, which comes and goes with them: a page that was stored to is found
+/// again, even if the other thread takes the table for empty in between.
+fn one_table() {
+    let (world, cpu) = World::new();
+    fn coming_and_going(cpu: &super::Me, space: &super::Space, n: u64) {
+        for value in 1..=2 {
+            map(cpu, space, n, n + 1);
+            store(cpu, space, n, value).unwrap();
+            assert_eq!(load(cpu, space, n), Ok(value), "the page was lost with its table");
+            unmap(cpu, space, n, n + 1);
+        }
+    }
+    let other = world.spawn(|cpu, space| coming_and_going(cpu, space, 9));
+    coming_and_going(&cpu, &world.space, 3);
+    other.join().unwrap();
+    assert_eq!(mapped(&cpu, &world.space), []);
+    // Two that close one table at the same time may both leave it to the other; the next one frees it.
+    map(&cpu, &world.space, 5, 6);
+    store(&cpu, &world.space, 5, 1).unwrap();
+    unmap(&cpu, &world.space, 5, 6);
+    assert_eq!(world.space.page_tables(), 1);
+    world.end(cpu);
+}
+
+#[test]
+fn tables_come_and_go() {
+    check(USUAL, one_table);
+}
+
+#[test]
+fn closing_tables_needs_the_look_at_the_head() {
+    check_caught("take_never_looks", USUAL, one_table);
 }
 
 /// Two calls on ranges that overlap: one comes before the other as a whole.

@@ -3,9 +3,12 @@
 //! Each model ends by looking at everything: what every page holds, what is mapped, and that every frame and record is
 //! back.
 
+mod blocks;
 mod changes;
 mod faults;
 mod forks;
+mod index;
+mod ranges;
 
 use crate::host::{Model, ModelFormat};
 use std::mem::ManuallyDrop;
@@ -59,11 +62,15 @@ struct World {
 impl World {
     /// A machine whose translations are remembered and whose tickets pass late.
     fn new() -> (Self, Me) {
-        Self::with(SpaceConfig::default())
+        Self::of(FRAMES)
     }
 
-    fn with(config: SpaceConfig) -> (Self, Me) {
-        let machine = Machine::try_new(Model::new(FRAMES, false), 4).unwrap();
+    fn of(frames: usize) -> (Self, Me) {
+        Self::with(frames, SpaceConfig::default())
+    }
+
+    fn with(frames: usize, config: SpaceConfig) -> (Self, Me) {
+        let machine = Machine::try_new(Model::new(frames, false), 4).unwrap();
         let free_frames = machine.usage().frames_free;
         let cpu = Cpu::try_new(&machine).unwrap();
         let space = Space::try_new(&cpu, config).unwrap();

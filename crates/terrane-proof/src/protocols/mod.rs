@@ -4,6 +4,7 @@
 //! or an object that may be freed, is loom's `UnsafeCell`: an access that is not ordered against a write fails the
 //! model.
 
+mod anons;
 mod entries;
 mod epochs;
 mod ranges;

@@ -250,6 +250,11 @@ impl<'a, H: Host> Course<'a, H> {
             }
             Stop::GiveUp(reason) => {
                 self.tries += 1;
+                if !self.speculative {
+                    // On the locked path: a neighbouring call is deciding on this VMA, and must get on to end.
+                    machine.host().relax(cpu.id(), self.rounds);
+                    self.rounds = self.rounds.saturating_add(1);
+                }
                 if reason != Counter::SpfVmaChanged || self.tries >= TRIES {
                     self.lock_from_now_on(cpu, Some(reason));
                 }

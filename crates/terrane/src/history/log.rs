@@ -28,6 +28,8 @@ pub struct Piece {
 }
 
 impl Piece {
+    const NONE: Piece = Piece { range: AddrRange { start: 0, end: 0 }, flags: 0, pgoff: 0, object: 0 };
+
     /// The part inside `range`, which it overlaps.
     pub fn clip(self, range: AddrRange) -> Piece {
         let part = self.range.intersection(range);
@@ -54,6 +56,9 @@ pub(super) struct Image {
     pub(super) first: usize,
     pub(super) pieces: usize,
 }
+
+/// VMAs in a range that are read once and remembered; those of a range with more are read twice.
+const FEW: usize = 4;
 
 /// What a slot is; 0 stands for one that is not written yet.
 const PIECE: u64 = 1;
@@ -122,8 +127,9 @@ impl Log {
     /// # Safety
     /// It came from [`try_new`](Self::try_new), nobody finds it any more, and it is given up once.
     pub(super) unsafe fn retire(log: NonNull<Log>, pin: &Pin<'_>) {
+        // Not through a reference to the field, which would not reach the rest of the log.
         // SAFETY: live until freed.
-        let link = NonNull::from(unsafe { &log.as_ref().retire });
+        let link = unsafe { NonNull::new_unchecked(&raw mut (*log.as_ptr()).retire) };
         // SAFETY: the caller's promise.
         unsafe { Participant::retire(pin, link, Self::free_retired) };
     }
@@ -158,22 +164,28 @@ impl Log {
     /// Writes what is in `range`, which the caller has locked and not yet changed: what `visit` yields, the VMAs that are in it or
     /// partly, ascending, each time the same but for what lies outside.
     pub fn image(&self, range: AddrRange, visit: impl Fn(&mut dyn FnMut(Piece))) {
-        let (mut count, mut below, mut above) = (0, false, false);
+        let mut few = [Piece::NONE; FEW];
+        let (mut count, mut joined) = (0, 0);
         // All that neighbours may change is read before the place in the log is taken; see the head of the module above.
         visit(&mut |vma| {
+            if let Some(place) = few.get_mut(count) {
+                *place = vma.clip(range);
+            }
             count += 1;
-            below |= vma.range.start < range.start;
-            above |= vma.range.end > range.end;
+            joined |= u64::from(vma.range.start < range.start) | u64::from(vma.range.end > range.end) << 1;
         });
         if let Some([head, slots @ ..]) = self.reserve(1 + count) {
             let mut rest = slots.iter();
-            visit(&mut |vma| {
+            let mut write = |piece| {
                 if let Some(slot) = rest.next() {
-                    fill_piece(slot, PIECE, vma.clip(range));
+                    fill_piece(slot, PIECE, piece);
                 }
-            });
+            };
+            match few.get(..count) {
+                Some(pieces) => pieces.iter().for_each(|piece| write(*piece)),
+                None => visit(&mut |vma| write(vma.clip(range))),
+            }
             let pieces = slots.len() - rest.len();
-            let joined = u64::from(below) | u64::from(above) << 1;
             fill(head, IMAGE, [range.start, range.end, joined, pieces as u64, 0]);
         }
         // What is changed from now on is seen together with the log.

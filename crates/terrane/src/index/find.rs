@@ -307,14 +307,19 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         Self::entry_of(pin, Some(here.unwrap_or_else(|| self.above(pin, span.end))))
     }
 
-    /// The entries beside `addr`: the highest that starts below it, and the lowest that starts at it or above. One
-    /// descent for both, as a rule. O(log n). Exact as [`first_ending_after`](Self::first_ending_after) is.
-    pub fn neighbours<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> (Option<&'p T>, Option<&'p T>) {
+    /// The entries beside `addr`: the highest that starts below it, and the lowest that starts at it or above, each with its
+    /// range as the index has it. One descent for both, as a rule. O(log n). Exact as
+    /// [`first_ending_after`](Self::first_ending_after) is: whether they cover addresses of the caller's, and which.
+    #[inline]
+    pub fn neighbours<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> [Option<(AddrRange, &'p T)>; 2] {
         let bound = addr.min(self.top.limits.end);
         let ([below, above], span) = self.around(pin, bound, bound);
         let below = below.or_else(|| self.below(pin, bound));
         let above = above.unwrap_or_else(|| self.above(pin, span.end));
-        (Self::entry_of(pin, below), Self::entry_of(pin, Some(above)))
+        [below, Some(above)].map(|item| {
+            let range = item.map(|item| AddrRange { start: item.start, end: item.end })?;
+            Self::entry_of(pin, item).map(|entry| (range, entry))
+        })
     }
 
     /// The highest entry that starts below `addr`. O(log n). Exact as

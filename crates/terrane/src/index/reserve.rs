@@ -7,10 +7,10 @@ use alloc::alloc::{Layout, alloc, dealloc};
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
-/// Nodes for the coming changes of one [`Index`](super::Index). It lives inside the lock that keeps writers apart,
-/// and handing out `&mut Reserve` is how a writer proves that it holds that lock.
+/// Nodes for the coming changes of one call. Several calls have each their own.
 ///
-/// `Index::reserve` fills it; what a change does not use stays for the next.
+/// [`Index::reserve`](super::Index::reserve) fills it; what a call does not use stays for the next, and nodes belong to no
+/// particular index: keep one for each CPU, say.
 pub struct Reserve<T, const N: usize = { super::LEAF_SLOTS }, const F: usize = { super::FANOUT }> {
     pub(super) leaves: Stash<Leaf<T, N>>,
     pub(super) inners: Stash<Inner<F>>,
@@ -63,7 +63,13 @@ impl<N> Stash<N> {
     }
 
     /// Allocates until `wanted` are at hand. What it got before it failed stays.
+    #[inline]
     pub(super) fn fill(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
+        if self.len >= wanted { Ok(()) } else { self.allocate(wanted) }
+    }
+
+    #[cold]
+    fn allocate(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
         while self.len < wanted {
             #[cfg(test)]
             if super::tests::allocation_fails() {

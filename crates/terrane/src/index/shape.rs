@@ -130,6 +130,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     ///
     /// # Errors
     /// [`OutOfMemory`]; the index is as it was.
+    #[inline]
     pub fn reserve(&self, reserve: &mut Reserve<T, N, F>, inserts: usize) -> Result<(), OutOfMemory> {
         let (_, height) = self.root();
         if height + 3 + inserts / (F - 1) > MAX_HEIGHT {
@@ -333,7 +334,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         if let Some(depth) = path.height().checked_sub(1) {
             // Before anything is read that hints are made of: who frees addresses beside the leaf and does not see
             // this, has freed them before.
-            path.inner(depth).retire_from_now();
+            mutant!("index-split-unmarked", path.inner(depth).retire_from_now(), ());
         }
         let gap = |low, high| if self.top.gaps { self.largest_gap(pin, &seen, low, high) } else { 0 };
         let items = [
@@ -352,21 +353,26 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// takes what insertions have been promised, and leaves it undone while another changes the structure.
     #[cold]
     pub(super) fn merge(&self, reserve: &mut Reserve<T, N, F>, pin: &Pin<'_>, addr: u64) {
+        // A scant leaf without a partner (between two fences, say) comes here with every removal: so look before the lock is
+        // taken, which is one for all.
+        let may_merge = |path: &Path<'_, T, N, F>| {
+            let depth = path.height().checked_sub(1)?;
+            let first = partner(path.inner(depth), path.at(depth), |first| Self::fits(path.inner(depth), first))?;
+            Some((depth, first))
+        };
+        if may_merge(&self.path(pin, addr)).is_none() {
+            return;
+        }
         let Some(_shape) = self.shape.try_lock() else { return };
         let path = self.path(pin, addr);
-        let Some(depth) = path.height().checked_sub(1) else { return };
-        let inner = path.inner(depth);
-        // SAFETY: children of the lowest inner nodes are leaves, live under the pin.
-        let leaf = |at: usize| unsafe { &*inner.child(at).cast::<Leaf<T, N>>() };
-        let fits = |first: usize| {
-            !leaf(first + 1).is_fenced() && leaf(first).len() + leaf(first + 1).len() <= merged(N)
-        };
-        let Some(first) = partner(inner, path.at(depth), fits) else { return };
+        let Some((depth, first)) = may_merge(&path) else { return };
         if !self.may_spend(reserve, 1, 1) {
             return;
         }
+        let inner = path.inner(depth);
+        let leaf = |at: usize| Self::leaf_below(inner, at);
         let olds = [leaf(first).lock(), leaf(first + 1).lock()];
-        if !fits(first) {
+        if !Self::fits(inner, first) {
             return;
         }
         debug_assert!(olds[0].high() == olds[1].low());
@@ -380,7 +386,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             new.forget_recent();
             new.set_fenced(olds[0].is_fenced());
         }
-        inner.retire_from_now();
+        mutant!("index-merge-unmarked", inner.retire_from_now(), ());
         for old in &olds {
             old.retire_from_now();
         }
@@ -394,6 +400,18 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             self.merge_inner(reserve, pin, addr, depth);
         }
         self.lower_root(pin);
+    }
+
+    /// Child `at` of one of the lowest inner nodes.
+    fn leaf_below(inner: &Inner<F>, at: usize) -> &Leaf<T, N> {
+        // SAFETY: children of the lowest inner nodes are leaves, live under the pin that the node was found with.
+        unsafe { &*inner.child(at).cast::<Leaf<T, N>>() }
+    }
+
+    /// True when the leaves `first` and the next below `inner` can be one.
+    fn fits(inner: &Inner<F>, first: usize) -> bool {
+        let [low, high] = [first, first + 1].map(|at| Self::leaf_below(inner, at));
+        !high.is_fenced() && low.len() + high.len() <= merged(N)
     }
 
     /// Takes a node from the reserve.

@@ -2,6 +2,7 @@
 //!
 //! The protocol is in the head of [the index](super).
 
+use super::gaps::Counted;
 use super::node::{Held, Item};
 use super::reserve::Reserve;
 use super::shape::scant;
@@ -137,12 +138,13 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         let entry = unsafe { leaf.entry(rank).as_ref() }?;
         let mut edit = Edit { leaf: &leaf, rank, range, removed: false, divisions: 0, freed: [NONE; 2] };
         let result = act(entry, &mut edit);
-        let Edit { removed, divisions, mut freed, .. } = edit;
-        for addr in &mut freed {
-            if *addr != NONE && self.is_counted(&path, &leaf, *addr) {
-                *addr = NONE;
-            }
-        }
+        let Edit { removed, divisions, freed, .. } = edit;
+        // The gaps before the entry (or where it was), and behind it.
+        let count = |which: usize| match freed[which] {
+            NONE => Counted::Yes,
+            _ => self.count(&path, &leaf, rank + which),
+        };
+        let counted = [count(0), count(1)];
         let is_scant = removed && leaf.len() <= scant(N);
         drop(leaf);
         let change = divisions as i64 - i64::from(removed);
@@ -150,8 +152,15 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             reserve.promised = reserve.promised.saturating_sub(divisions);
             self.len.add(pin.cpu(), change);
         }
-        for addr in freed.into_iter().filter(|&addr| addr != NONE) {
-            self.settle(pin, addr);
+        for (addr, counted) in freed.into_iter().zip(counted) {
+            let is_enough = match counted {
+                Counted::Yes => true,
+                Counted::No => false,
+                Counted::Beside(edge) => self.is_counted_beside(pin, &path, edge),
+            };
+            if !is_enough {
+                self.settle(pin, addr);
+            }
         }
         if is_scant {
             self.merge(reserve, pin, addr);

@@ -27,8 +27,11 @@
 //! likewise, in their list. *A wide and a narrow one*: the wide one announces itself, then locks the bucket; the narrow one
 //! looks and registers under that same lock. If it was there first, the wide one finds its node, and waits.
 //! If it comes after, the lock makes the announcement visible to it, and it looks in the list of wide
-//! ones under their lock: a wide one that conflicts is there until it lets go. No fence is needed, for the lock of the bucket is one. A narrow one that queues among the wide is moved under both locks, so it is always in one of
-//! the lists, and a wide one behind it waits for it first in the one, then in the other.
+//! ones under their lock: a wide one that conflicts is there until it lets go. No fence is needed, for the lock of the bucket
+//! is one. (If the bit is gone because the wide one has let go, the narrow one has not met it under any lock: the release of
+//! that store, and the acquire of this load, are what orders the one behind the other.) A narrow one that
+//! queues among the wide is moved under both locks, so it is always in one of the lists, and a wide one behind it waits for it
+//! first in the one, then in the other.
 //!
 //! *No circle.* A node in a bucket waits for earlier nodes of that bucket only. A wide one waits for earlier ones in its list and for nodes in
 //! buckets. A narrow one among the wide waits for earlier wide ones. So whoever came first in a bucket holds; who is

@@ -113,7 +113,8 @@ impl Node {
     /// True when the two cannot hold their ranges at the same time.
     #[inline]
     pub(super) fn conflicts_with(&self, other: &Node) -> bool {
-        let conflict = self.range.get().overlaps(other.range.get()) && (self.exclusive.get() || other.exclusive.get());
+        let conflict =
+            self.range.get().overlaps(other.range.get()) && (self.exclusive.get() || other.exclusive.get());
         mutant!("range_no_conflict", conflict, false)
     }
 

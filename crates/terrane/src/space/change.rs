@@ -116,7 +116,7 @@ impl<'a, H: Host> Change<'a, H> {
     pub(super) fn begin(mm: &'a Mm<H>, cpu: &'a Cpu<H>, range: AddrRange) -> Self {
         let hold = mm.exclude(cpu, range);
         mm.enter(cpu, &[&hold]);
-        let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu.id()) };
+        let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu) };
         let splits = Splits::new(mm, cpu, range);
         Self { mm, cpu, supplies, splits, limits: None, hold }
     }
@@ -725,6 +725,6 @@ impl<H: Host> Drop for Change<'_, H> {
             }
         }
         let nodes = core::mem::take(&mut self.supplies.nodes);
-        self.mm.give_reserve(self.cpu.id(), nodes);
+        self.mm.give_reserve(self.cpu, nodes);
     }
 }

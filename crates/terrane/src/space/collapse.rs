@@ -259,7 +259,9 @@ impl<H: Host> AddressSpace<H> {
         }
         let mut entries: Vec<Raw> = Vec::new();
         entries.try_reserve_exact(TABLE_ENTRIES).map_err(|_| OutOfMemory)?;
-        let _range = mm.exclude(cpu, range);
+        let hold = mm.exclude(cpu, range);
+        // The layout stays as it is: a listing need not wait.
+        hold.committed();
         mm.expect_blocks();
         {
             let pin = cpu.pin();

@@ -78,7 +78,7 @@ impl<H: Host> AddressSpace<H> {
         let flags =
             (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
         let lock = self.config().rmap_lock_on_end_move;
-        change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock);
+        change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock, None);
         self.mm().note_heap(cpu);
         self.mm().heap.set(heap);
         Ok(())

@@ -11,8 +11,8 @@ use crate::host::Host;
 use crate::index::Reserve;
 use crate::machine::Cpu;
 use crate::mm::{Exclusive, Locking, Mm};
-use crate::sync::Pin;
-use crate::vma::{Prot, VmFlags, Vma};
+use crate::sync::{Pin, Shared};
+use crate::vma::{Prot, Snapshot, VmFlags, Vma};
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
@@ -84,11 +84,10 @@ const A_PIN: usize = 256;
 /// Attempts to list beside calls before they are kept out, each with more room for what they write.
 const ATTEMPTS: u32 = 3;
 
-/// What a record says, which is at rest or under the lock of its leaf.
-fn piece_of<H: Host>(vma: &Vma<H>) -> Piece {
-    let seen = vma.snapshot();
+/// The record of `vma`, which says `seen`.
+fn piece_of<H: Host>(vma: &Vma<H>, seen: Snapshot) -> Piece {
     let object = vma.object().map_or(0, |object| {
-        let address = crate::sync::Shared::as_ptr(object).addr() as u64;
+        let address = Shared::as_ptr(object).addr() as u64;
         address | if object.is_file() { IS_FILE } else { 0 }
     });
     Piece { range: seen.range, flags: seen.flags.bits(), pgoff: seen.pgoff, object }
@@ -133,7 +132,7 @@ impl<H: Host> Mm<H> {
 
     #[cold]
     fn note_listed(&self, cpu: &Cpu<H>, pin: &Pin<'_>, vma: &Vma<H>, number: u64) {
-        let piece = piece_of(vma);
+        let piece = piece_of(vma, vma.snapshot());
         if !cpu.notes().contains(number, piece.range)
             && let Some(log) = self.history.log(pin, number)
         {
@@ -155,40 +154,28 @@ impl<H: Host> Mm<H> {
     /// Visits what is mapped in `range`, which the caller has locked: whole VMAs, as far as neighbours leave them alone.
     fn read_range(&self, pin: &Pin<'_>, range: AddrRange, visit: &mut dyn FnMut(Piece)) {
         let mut at = range.start;
-        let mut rounds = 0;
-        while at < range.end {
-            let Some(vma) = self.index.first_ending_after(pin, at) else { return };
-            let Some(piece) = self.read_record(pin, vma, at).filter(|piece| piece.range.end > at) else {
-                // A neighbour has merged or divided it in between, or is doing so.
-                self.machine.host().relax(pin.cpu(), rounds);
-                rounds += 1;
-                continue;
-            };
-            if piece.range.start >= range.end {
-                return;
-            }
-            visit(piece);
-            at = piece.range.end;
+        while at < range.end
+            && let Some((vma, seen)) = self.next_vma(pin, at, range.end)
+        {
+            visit(piece_of(vma, seen));
+            at = seen.range.end;
         }
     }
 
-    /// What the record of `vma`, found for `at`, says: all of it at one moment. `None` when it has left the index.
+    /// What the record of `vma`, found for `at` or above, says: all of it at one moment. `None` when it has left the index.
     fn read_record(&self, pin: &Pin<'_>, vma: &Vma<H>, at: u64) -> Option<Piece> {
-        let host = self.machine.host();
         for round in 0..LOOKS {
             if vma.seq.is_dead() {
                 return None;
             }
-            if let Some(seq) = vma.seq.read() {
-                let piece = piece_of(vma);
-                if vma.seq.unchanged(seq) {
-                    return Some(piece);
-                }
+            if let Some(seen) = vma.read() {
+                return Some(piece_of(vma, seen));
             }
-            host.relax(pin.cpu(), round);
+            self.machine.host().relax(pin.cpu(), round);
         }
-        // A fork keeps the bracket open while it copies. It does not change the record, and those that do have the lock.
-        self.index.edit(&mut Reserve::new(), pin, at.max(vma.start()), 0, |vma, _| piece_of(vma))
+        // Fork and collapse keep the bracket open for long. They do not change the record, and those that do hold the leaf.
+        let at = at.max(vma.start());
+        self.index.edit(&mut Reserve::new(), pin, at, 0, |vma, _| piece_of(vma, vma.snapshot()))
     }
 
     /// Reads all records, in any order, at different times, and some perhaps twice or not at all: those that are being changed.
@@ -204,7 +191,7 @@ impl<H: Host> Mm<H> {
                 if count < A_PIN {
                     return ControlFlow::Continue(());
                 }
-                at = Some(piece.range.end);
+                at = Some(piece.range.end.max(from));
                 ControlFlow::Break(())
             });
         }

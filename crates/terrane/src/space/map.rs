@@ -1,6 +1,7 @@
 //! Mapping and unmapping.
 
 use super::change::Change;
+use super::place::{Beside, Claim, Fits};
 use super::{AddressSpace, page_range};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
@@ -116,18 +117,29 @@ impl<H: Host> AddressSpace<H> {
             None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
             None => None,
         };
-        let (range, mut change) = self.claim(cpu, request, len)?;
+        let pgoff_at = |addr: u64| match &request.object {
+            Some(_) => request.offset >> PAGE_SHIFT,
+            None if shared => 0,
+            None => addr >> PAGE_SHIFT,
+        };
+        let Claim { range, mut change, fits, mut pin } = self.claim(cpu, request, len, |range, beside| {
+            let (pgoff, pages) = (pgoff_at(range.start), range.pages());
+            look_beside(&Candidate { flags, object: object.as_ref(), pgoff, pages }, range, beside)
+        })?;
         let addr = range.start;
-        if self.has_limits() {
-            change.hold_limits();
+        let fixed = request.flags.contains(MapFlags::FIXED);
+        if fixed || self.has_limits() {
+            drop(pin);
+            if self.has_limits() {
+                change.hold_limits();
+            }
+            if fixed {
+                change.plan_splits()?;
+            }
+            pin = cpu.pin();
         }
-        if request.flags.contains(MapFlags::FIXED) {
-            change.plan_splits()?;
-        }
-        let mut pin = cpu.pin();
         self.check_limits(&change, &pin, range)?;
         // Only a fixed address may be in use: what the search finds is free.
-        let fixed = request.flags.contains(MapFlags::FIXED);
         let replaced = fixed.then(|| change.removal(&pin, range)).filter(|removal| removal.anything);
         change.plan(&pin, 1 + replaced.as_ref().map_or(0, |removal| removal.records))?;
         // From here on nothing fails.
@@ -136,13 +148,9 @@ impl<H: Host> AddressSpace<H> {
             change.remove(range, false);
             pin = cpu.pin();
         }
-        let pgoff = match &request.object {
-            Some(_) => request.offset >> PAGE_SHIFT,
-            None if shared => 0,
-            None => addr >> PAGE_SHIFT,
-        };
         self.mm().ram(&pin).event(Counter::Map, addr);
-        change.insert_or_extend(pin, range, flags, pgoff, object, self.config().rmap_lock_on_end_move);
+        let lock = self.config().rmap_lock_on_end_move;
+        change.insert_or_extend(pin, range, flags, pgoff_at(addr), object, lock, fits);
         drop(change);
         cpu.tidy();
         Ok((addr, len))
@@ -225,9 +233,19 @@ fn vm_flags(prot: Prot, map: MapFlags) -> VmFlags {
     flags
 }
 
+/// Which of the VMAs beside `range` the mapping continues.
+fn look_beside<H: Host>(candidate: &Candidate<'_, H>, range: AddrRange, beside: Beside<'_, H>) -> Fits {
+    let [below, above] = beside;
+    Fits {
+        up: below.is_some_and(|(below, low)| below.end == range.start && candidate.extends_up(low)),
+        down: above.is_some_and(|(above, high)| above.start == range.end && candidate.extends_down(high)),
+    }
+}
+
 impl<H: Host> Change<'_, H> {
     /// Maps `range`, which is free: by extending the VMAs beside it where they are one mapping with it, else by a new
-    /// one.
+    /// one. `fits` is what a first look has found, if there was one.
+    #[allow(clippy::too_many_arguments, reason = "what a mapping is")]
     pub(super) fn insert_or_extend(
         &mut self,
         pin: Pin<'_>,
@@ -236,12 +254,12 @@ impl<H: Host> Change<'_, H> {
         pgoff: u64,
         object: Option<Shared<Object<H>>>,
         rmap_lock: bool,
+        fits: Option<Fits>,
     ) {
         let candidate = Candidate { flags, object: object.as_ref(), pgoff, pages: range.pages() };
-        // A first look: as a rule there is nothing to continue, and it takes one descent.
-        let (below, above) = self.mm.index.neighbours(&pin, range.start);
-        let up = below.is_some_and(|low| low.end() == range.start && candidate.extends_up(low));
-        let down = above.is_some_and(|high| high.start() == range.end && candidate.extends_down(high));
+        let look = || look_beside(&candidate, range, self.mm.index.neighbours(&pin, range.start));
+        let Fits { up, down } = fits.unwrap_or_else(look);
+        // As a rule there is nothing to continue.
         if !up && !down {
             return self.insert(pin, range, flags, pgoff, object);
         }

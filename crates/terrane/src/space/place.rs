@@ -22,7 +22,7 @@ use crate::mm::{Locking, Mm, STACK_GUARD_GAP};
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
-use crate::vma::MapFlags;
+use crate::vma::{MapFlags, Vma};
 
 /// Where `MAP_32BIT` looks, as in Linux.
 const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
@@ -31,15 +31,36 @@ const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
 /// by another call a moment later.
 const TRIES: usize = 8;
 
+/// Addresses that a call has taken hold of.
+pub(super) struct Claim<'a, H: Host> {
+    pub(super) range: AddrRange,
+    pub(super) change: Change<'a, H>,
+    /// What they continue; `None` where nobody has looked.
+    pub(super) fits: Option<Fits>,
+    pub(super) pin: Pin<'a>,
+}
+
+/// The VMAs below and above a range, with their ranges.
+pub(super) type Beside<'p, H> = [Option<(AddrRange, &'p Vma<H>)>; 2];
+
+/// Which of the VMAs beside it a new mapping continues: a first look.
+#[derive(Clone, Copy)]
+pub(super) struct Fits {
+    pub(super) up: bool,
+    pub(super) down: bool,
+}
+
 impl<H: Host> AddressSpace<H> {
     /// Finds the addresses for `request`, whose length is `len` (whole pages, not 0), and takes hold of them. They are free,
-    /// but for a fixed address, where what is mapped is still there.
+    /// but for a fixed address, where what is mapped is still there. `fits` says which of the VMAs beside them they
+    /// continue.
     pub(super) fn claim<'a>(
         &'a self,
         cpu: &'a Cpu<H>,
         request: &MapRequest<H>,
         len: u64,
-    ) -> Result<(AddrRange, Change<'a, H>), Error> {
+        fits: impl Fn(AddrRange, Beside<'_, H>) -> Fits,
+    ) -> Result<Claim<'a, H>, Error> {
         let (mm, config) = (self.mm(), self.config());
         if len > config.range.len() {
             return Err(Error::NoMemory);
@@ -56,7 +77,7 @@ impl<H: Host> AddressSpace<H> {
             if request.flags.contains(MapFlags::FIXED_NOREPLACE) && !change.is_free(&cpu.pin(), range) {
                 return Err(Error::Exists);
             }
-            return Ok((range, change));
+            return Ok(Claim { range, change, fits: None, pin: cpu.pin() });
         }
         if config.locking == Locking::Speculative {
             for _ in 0..TRIES {
@@ -64,14 +85,23 @@ impl<H: Host> AddressSpace<H> {
                 let range = AddrRange::new(addr, addr + len);
                 let change = Change::begin(mm, cpu, reach(range));
                 let pin = cpu.pin();
-                if change.is_free(&pin, range) && is_below_gap(mm, &pin, range) {
-                    return Ok((range, change));
+                // One look for everything: is it free, does what lies above keep its guard gap, what does it continue.
+                let beside = mm.index.neighbours(&pin, range.start);
+                let [below, above] = &beside;
+                let is_free = below.is_none_or(|(below, _)| below.end <= range.start)
+                    && above.is_none_or(|(above, vma)| {
+                        range.end <= above.start.saturating_sub(vma.guard_below())
+                    });
+                if is_free {
+                    let fits = Some(fits(range, beside));
+                    return Ok(Claim { range, change, fits, pin });
                 }
             }
         }
         let change = Change::begin(mm, cpu, config.range);
-        let addr = place(mm, &cpu.pin(), config, request, len).ok_or(Error::NoMemory)?;
-        Ok((AddrRange::new(addr, addr + len), change))
+        let pin = cpu.pin();
+        let addr = place(mm, &pin, config, request, len).ok_or(Error::NoMemory)?;
+        Ok(Claim { range: AddrRange::new(addr, addr + len), change, fits: None, pin })
     }
 
     /// Addresses that look free.
@@ -90,12 +120,6 @@ impl<H: Host> AddressSpace<H> {
 /// True when nothing is asked of the address.
 fn is_simple<H: Host>(request: &MapRequest<H>) -> bool {
     request.addr == 0 && !request.flags.contains(MapFlags::LOW_2GIB)
-}
-
-/// True when what is mapped above `range` keeps its guard gap.
-fn is_below_gap<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, range: AddrRange) -> bool {
-    let above = mm.index.first_ending_after(pin, range.end);
-    above.is_none_or(|vma| range.end <= vma.start().saturating_sub(vma.guard_below()))
 }
 
 /// The range of a fixed address.

@@ -113,14 +113,14 @@ impl<H: Host> Stretches<H> {
             }
             high = start;
         };
-        let mut nodes = mm.take_reserve(cpu.id());
+        let mut nodes = mm.take_reserve(cpu);
         {
             let pin = cpu.pin();
             // Without memory for it the CPU shares a leaf with another: slower, and nothing else.
             let _ = mm.index.fence(&mut nodes, &pin, start);
             let _ = mm.index.fence(&mut nodes, &pin, start + self.size);
         }
-        mm.give_reserve(cpu.id(), nodes);
+        mm.give_reserve(cpu, nodes);
         self.starts.get(cpu.id().index())?.store(start, Ordering::Relaxed);
         Some(AddrRange::new(start, start + self.size))
     }

@@ -265,15 +265,18 @@ impl<H: Host> Vma<H> {
     /// stays with the caller.
     #[inline]
     pub fn install_anon(&self, anon: NonNull<AnonVma<H>>) -> bool {
-        self.anon
-            .compare_exchange(ptr::null_mut(), anon.as_ptr(), Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        let order = mutant!("anon_installed_relaxed", Ordering::AcqRel, Ordering::Relaxed);
+        mutant!(
+            "anon_installed_over",
+            self.anon.compare_exchange(ptr::null_mut(), anon.as_ptr(), order, Ordering::Acquire).is_ok(),
+            self.anon.swap(anon.as_ptr(), order).addr() <= CLOSED
+        )
     }
 
     /// Keeps a null pointer null until [`thaw_anon`](Self::thaw_anon); one that is set stays as it is.
     pub fn freeze_anon(&self) {
         let _ = self.anon.compare_exchange(
-            ptr::null_mut(),
+            mutant!("anon_frozen_over", ptr::null_mut(), self.anon.load(Ordering::Relaxed)),
             ptr::without_provenance_mut(FROZEN),
             Ordering::AcqRel,
             Ordering::Acquire,

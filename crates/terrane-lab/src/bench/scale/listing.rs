@@ -94,7 +94,7 @@ impl Cases {
 
 fn set_up(machines: &Machines, variant: Variant, what: Beside) -> Result<Runner<'static>, Failure> {
     let crew = machines.all.clone();
-    let spaces = [crew.space(variant.config()?)?, crew.space(variant.config()?)?];
+    let spaces = [crew.space(variant.config())?, crew.space(variant.config())?];
     for space in &spaces {
         let cpu = crew.cpu(1);
         for index in 0..MAPPINGS {

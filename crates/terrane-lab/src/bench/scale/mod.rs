@@ -18,7 +18,7 @@ use crate::measure::{Case, Context, Experiment, Plan};
 use crate::report::{self, Asked, Role};
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
-use terrane::space::{Locking, SpaceConfig};
+use terrane::space::{Locking, Placement, SpaceConfig};
 use work::Work;
 
 /// `terrane bench scale`.
@@ -77,17 +77,14 @@ impl Variant {
     }
 
     /// How its spaces behave.
-    ///
-    /// # Errors
-    /// [`Failure::Unsupported`] for what this Terrane does not have.
-    fn config(self) -> Result<SpaceConfig, Failure> {
+    fn config(self) -> SpaceConfig {
+        let mut config = SpaceConfig::default();
         match self {
-            Self::PerCpu => {
-                Err(Failure::Unsupported("this version has no placement for each processor".to_owned()))
-            }
-            Self::Classic => Ok(SpaceConfig::with_locking(Locking::Classic)),
-            _ => Ok(SpaceConfig::default()),
+            Self::PerCpu => config.placement = Placement::PerCpu,
+            Self::Classic => config.locking = Locking::Classic,
+            _ => {}
         }
+        config
     }
 }
 

@@ -89,7 +89,7 @@ pub fn set_up(
     threads: usize,
 ) -> Result<Runner<'static>, Failure> {
     let crew = machines.all.clone();
-    let mut config = variant.config()?;
+    let mut config = variant.config();
     config.fault_around = PAGE_SIZE;
     let space = crew.space(config)?;
     let files = if shape.maps_file() { machines.files()? } else { Arc::new(Vec::new()) };

@@ -231,7 +231,7 @@ impl Seats {
         threads: usize,
         churn: bool,
     ) -> Result<Self, Failure> {
-        let config = variant.config()?;
+        let config = variant.config();
         let own_spaces = variant == Variant::Apart || work == (Work::Fork { own: true });
         let mut seats: Vec<Seat> = Vec::new();
         for index in 0..=threads {

@@ -265,7 +265,7 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
         let last = self.map.range(..addr.div_ceil(P)).next_back().map(|(_, &(_, record))| record);
         assert_eq!(self.index.last_starting_before(pin, addr).map(NonNull::from), last, "before {addr:#x}");
         let above = self.map.range(addr.div_ceil(P)..).next().map(|(_, &(_, record))| record);
-        let (low, high) = self.index.neighbours(pin, addr);
+        let [low, high] = self.index.neighbours(pin, addr).map(|item| item.map(|(_, entry)| entry));
         assert_eq!((low.map(NonNull::from), high.map(NonNull::from)), (last, above), "beside {addr:#x}");
     }
 

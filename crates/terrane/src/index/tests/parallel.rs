@@ -303,7 +303,6 @@ fn run<const N: usize, const F: usize>(seed: u64, writers: u64, chunks: u64, ste
             index.insert(&mut reserve, &pin, range, record);
         }
         let id: CpuId = cpu.id();
-        drop(cpu);
         // SAFETY: registered above, and used no more.
         unsafe { epoch.unregister(id) };
     }

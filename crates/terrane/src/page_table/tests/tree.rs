@@ -17,6 +17,7 @@ for_both_formats! {
     taking_and_giving_back;
     flags_change_in_place;
     blocks_are_not_tables;
+    blocks_are_divided_and_gathered;
     empty_tables_go_and_used_ones_stay;
     bounds_keep_tables;
     a_closed_table_cannot_be_taken;
@@ -197,6 +198,69 @@ fn blocks_are_not_tables<F: Format>() {
         assert!(matches!(tree.slot(&ram, addr), Err(SlotError::Changed)));
         drop(taken);
         assert!(tree.slot(&ram, addr).is_ok());
+    });
+}
+
+fn blocks_are_divided_and_gathered<F: Format>() {
+    TestMachine::<F>::with_tree(16, |machine, cpu, tree| {
+        let pin = cpu.pin();
+        let ram = machine.ram(&pin);
+        let addr = GIB - MIB2;
+        let all = AddrRange::new(addr, GIB);
+        let first = Frame(0x20_0000);
+        let slot = tree.slot_at(&ram, addr, Level::BLOCK).unwrap();
+        assert!(core::ptr::eq(tree.block_slot(&ram, GIB - 1).unwrap(), slot));
+        let visible = PteFlags::READ | PteFlags::WRITE | PteFlags::DIRTY;
+        for flags in [visible, PteFlags::ACCESSED, PteFlags::empty()] {
+            let block = Pte::Block { frame: first, flags };
+            slot.take(EMPTY).unwrap().publish(block.encode::<F>());
+            let table = ram.allocate().unwrap();
+            // What the entry was a moment ago is not divided.
+            assert!(!tree.divide(&ram, slot, F::block(first, PteFlags::READ), table, || panic!()));
+            let tables = tree.tables();
+            let mut shot_down = false;
+            assert!(tree.divide(&ram, slot, block.encode::<F>(), table, || {
+                assert_eq!(slot.load(), BUSY);
+                shot_down = true;
+            }));
+            assert!(shot_down && tree.tables() == tables + 1);
+            let mut expected = first.0;
+            tree.for_each_slot(&ram, all, |at, slot| {
+                let frame = Frame(expected);
+                let page = match flags.contains(PteFlags::READ) {
+                    true => Pte::Page { frame, flags },
+                    false => Pte::NoAccess { frame, flags },
+                };
+                assert_eq!(
+                    (at, slot.decode::<F>()),
+                    (addr + u64::from(expected - first.0) * PAGE_SIZE, page)
+                );
+                expected += 1;
+                ControlFlow::Continue(())
+            });
+            assert_eq!(expected, first.0 + 512);
+            // Back: an entry that is owned by someone else is waited for elsewhere; here all are free.
+            let entries = tree.leaf_table(&ram, addr).unwrap();
+            entries[7].clear(&ram);
+            let before: Vec<u64> = entries.iter().map(|slot| slot.take_any(&ram).unwrap().keep()).collect();
+            assert!(before[7] == EMPTY && entries.iter().all(|slot| slot.load() == BUSY));
+            assert!(entries[7].take(EMPTY).is_none() && entries[8].take(before[8]).is_none());
+            // Given back and taken again: nothing has changed.
+            entries.iter().zip(&before).for_each(|(slot, &raw)| slot.resume(raw).give_back());
+            assert!(entries.iter().zip(&before).all(|(slot, &raw)| slot.load() == raw));
+            entries.iter().for_each(|slot| drop(slot.take_any(&ram).unwrap().keep()));
+            let gone = tree.gather(&ram, addr, block, || assert_eq!(slot.load(), BUSY)).unwrap();
+            assert_eq!((gone, slot.load(), tree.tables()), (table, block.encode::<F>(), tables));
+            // Whoever stands in the old table can take nothing.
+            assert!(
+                entries.iter().all(|slot| slot.take(slot.load()).is_none() && slot.take_any(&ram).is_none())
+            );
+            assert!(tree.gather(&ram, addr, block, || panic!()).is_none(), "it is a block");
+            ram.free(gone);
+            let mut gone = Vec::new();
+            tree.zap(&ram, all, &mut |addr, pte| gone.push((addr, pte)));
+            assert_eq!(gone, [(addr, block)]);
+        }
     });
 }
 

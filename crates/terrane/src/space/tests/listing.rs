@@ -210,6 +210,47 @@ fn so_it_is_among_neighbours() {
     });
 }
 
+/// One page between two VMAs that nobody touches makes the three one, and parts them: all the time, in many places, most of
+/// them in different leaves of the index. The two are always there.
+#[test]
+fn what_merges_and_parts_is_not_missed() {
+    const PLACES: u64 = 60;
+    let bench = Bench::new(200);
+    let space = &bench.space(SpaceConfig::default());
+    let place = |number: u64| Region(0x100_0000 + number * 16 * PAGE_SIZE);
+    (0..PLACES).for_each(|number| place(number).map(&bench.cpu, space, 0, 9, RW));
+    let (over, end) = (&AtomicBool::new(false), time());
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let cpu = Cpu::try_new(&bench.machine).unwrap();
+            scope.spawn(move || {
+                let _ends = Ends(over);
+                for step in 0.. {
+                    // Upwards, as a listing goes; every place is of one thread.
+                    let page = place((2 * step + thread) % PLACES).0 + 4 * PAGE_SIZE;
+                    let prot = if (step / (PLACES / 2)).is_multiple_of(2) { R } else { RW };
+                    space.protect(&cpu, page, PAGE_SIZE, prot).unwrap();
+                    if over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                }
+            });
+        }
+        let _ends = Ends(over);
+        let mut listings = 0;
+        while listings < 30 || Instant::now() < end && !over.load(Ordering::SeqCst) {
+            let mappings = space.mappings(&bench.cpu).unwrap();
+            for number in 0..PLACES {
+                let seen = place(number).seen(&mappings);
+                let whole = [(0, 9, RW)];
+                let parted = [(0, 4, RW), (4, 5, R), (5, 9, RW)];
+                assert!(seen == whole || seen == parted, "{seen:?} in place {number}");
+            }
+            listings += 1;
+        }
+    });
+}
+
 /// More is written beside the listing than it has room for.
 #[test]
 fn so_it_is_when_calls_change_more_than_expected() {
@@ -247,27 +288,58 @@ fn so_it_is_when_calls_change_more_than_expected() {
     });
 }
 
-/// An unmap that waits for accesses under way has changed the layout long since.
-#[test]
-fn a_listing_does_not_wait_for_a_sweep() {
+/// A machine whose shoot-downs wait for an access, and a page of an object in a space.
+fn with_access(act: impl FnOnce(&Bench, &Space, AddrRange)) {
     let bench = Bench::on(TestHost::with_tickets(1, 200), 8);
     let space = &bench.space(SpaceConfig::default());
     let object = Object::shared_memory(&bench.machine, 4 * PAGE_SIZE).unwrap();
     let request = MapRequest::<TestHost>::object(&object, 0, 4 * PAGE_SIZE, RW, true);
     let addr = space.map(&bench.cpu, request).unwrap();
     bench.store(space, addr, 1).unwrap();
-    let access = bench.machine.host().access(bench.cpu.id());
-    let (lister, other) = (Cpu::try_new(&bench.machine).unwrap(), Cpu::try_new(&bench.machine).unwrap());
-    thread::scope(|scope| {
-        let unmap = scope.spawn(move || space.unmap(&other, addr, 4 * PAGE_SIZE).unwrap());
-        let begun = Instant::now();
-        while !space.mappings(&lister).unwrap().is_empty() {
-            assert!(
-                begun.elapsed() < Duration::from_secs(10),
-                "the unmap does not begin, or the listing waits"
-            );
-        }
-        assert!(!unmap.is_finished());
-        drop(access);
+    act(&bench, space, AddrRange::new(addr, addr + 4 * PAGE_SIZE));
+}
+
+/// An unmap that waits for accesses under way has changed the layout long since.
+#[test]
+fn a_listing_does_not_wait_for_a_sweep() {
+    with_access(|bench, space, range| {
+        let access = bench.machine.host().access(bench.cpu.id());
+        let (lister, other) = (Cpu::try_new(&bench.machine).unwrap(), Cpu::try_new(&bench.machine).unwrap());
+        thread::scope(|scope| {
+            let unmap = scope.spawn(move || space.unmap(&other, range.start, range.len()).unwrap());
+            let list = scope.spawn(move || while !space.mappings(&lister).unwrap().is_empty() {});
+            let begun = Instant::now();
+            while !list.is_finished() && begun.elapsed() < Duration::from_secs(10) {
+                thread::yield_now();
+            }
+            let beside = list.is_finished() && !unmap.is_finished();
+            // Before the check, or a thread that waits would never end.
+            drop(access);
+            assert!(beside, "the listing waited for the sweep");
+        });
+    });
+}
+
+/// A mapping that replaces another is not through when it has taken the other away.
+#[test]
+fn a_listing_waits_for_who_has_begun_to_change() {
+    with_access(|bench, space, range| {
+        let access = bench.machine.host().access(bench.cpu.id());
+        let (lister, other) = (Cpu::try_new(&bench.machine).unwrap(), Cpu::try_new(&bench.machine).unwrap());
+        thread::scope(|scope| {
+            let map = scope.spawn(move || {
+                let request = MapRequest::anonymous(range.len(), RW).fixed(range.start);
+                space.map(&other, request).unwrap();
+            });
+            // What is looked up tells when the old one is gone.
+            while space.map_count() > 0 {
+                thread::yield_now();
+            }
+            let list = scope.spawn(move || space.mappings(&lister).unwrap());
+            thread::sleep(Duration::from_millis(50));
+            assert!(!list.is_finished() && !map.is_finished());
+            drop(access);
+            assert_eq!(list.join().unwrap().iter().map(|m| m.range).collect::<Vec<_>>(), [range]);
+        });
     });
 }

@@ -21,20 +21,20 @@ use alloc::vec::Vec;
 use std::time::{Duration, Instant};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
-const WORKERS: u64 = 3;
+pub(super) const WORKERS: u64 = 3;
 const FRAMES: usize = 1500;
 
 /// One thread: its CPU, its random numbers, and when it ends.
-struct Worker<'a> {
-    cpu: Cpu<TestHost>,
-    random: Random,
+pub(super) struct Worker<'a> {
+    pub(super) cpu: Cpu<TestHost>,
+    pub(super) random: Random,
     /// It lingers once in so many accesses.
     lingers_in: u64,
     stage: &'a Stage,
 }
 
 /// The time that a test takes; ends early when a thread has failed.
-struct Stage {
+pub(super) struct Stage {
     end: Instant,
     failed: AtomicBool,
 }
@@ -48,12 +48,12 @@ impl Drop for Worker<'_> {
 }
 
 impl Stage {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let time = Duration::from_millis(from_env("TERRANE_RACES_MS").unwrap_or(350));
         Self { end: Instant::now() + time, failed: AtomicBool::new(false) }
     }
 
-    fn worker(&self, bench: &Bench, seed: u64) -> Worker<'_> {
+    pub(super) fn worker(&self, bench: &Bench, seed: u64) -> Worker<'_> {
         Worker {
             cpu: Cpu::try_new(&bench.machine).unwrap(),
             random: Random::new(seed),
@@ -64,7 +64,7 @@ impl Stage {
 }
 
 impl Worker<'_> {
-    fn goes_on(&self) -> bool {
+    pub(super) fn goes_on(&self) -> bool {
         Instant::now() < self.stage.end && !self.stage.failed.load(Ordering::Relaxed)
     }
 
@@ -73,7 +73,7 @@ impl Worker<'_> {
         if self.random.one_in(self.lingers_in) { self.random.below(8) } else { 0 }
     }
 
-    fn load(&mut self, space: &Space, addr: u64) -> Result<u64, FaultError> {
+    pub(super) fn load(&mut self, space: &Space, addr: u64) -> Result<u64, FaultError> {
         let lingers = self.lingers();
         access(&self.cpu, space, addr, Access::Read, |word| {
             (0..lingers).for_each(|_| std::thread::yield_now());
@@ -81,7 +81,7 @@ impl Worker<'_> {
         })
     }
 
-    fn store(&mut self, space: &Space, addr: u64, value: u64) -> Result<(), FaultError> {
+    pub(super) fn store(&mut self, space: &Space, addr: u64, value: u64) -> Result<(), FaultError> {
         let lingers = self.lingers();
         access(&self.cpu, space, addr, Access::Write, |word| {
             (0..lingers).for_each(|_| std::thread::yield_now());
@@ -99,7 +99,7 @@ fn both(test: impl Fn(&Bench, SpaceConfig, &Stage)) {
 }
 
 /// Stores to own words of pages that all threads use, and sees each of them again.
-fn own_words(mut me: Worker<'_>, space: &Space, pages: &[u64], number: u64) {
+pub(super) fn own_words(mut me: Worker<'_>, space: &Space, pages: &[u64], number: u64) {
     let mut expected: Vec<u64> = pages.iter().map(|_| 0).collect();
     let mut value = number << 48;
     while me.goes_on() {
@@ -123,7 +123,7 @@ fn own_words(mut me: Worker<'_>, space: &Space, pages: &[u64], number: u64) {
 }
 
 /// Uses pages that are its own, changes their mapping, and knows what is in them at any time.
-fn own_pages(mut me: Worker<'_>, space: &Space, base: u64, pages: u64) {
+pub(super) fn own_pages(mut me: Worker<'_>, space: &Space, base: u64, pages: u64) {
     let mut expected: Vec<Option<u64>> = (0..pages).map(|_| Some(0)).collect();
     let mut value = 0;
     while me.goes_on() {
@@ -175,7 +175,7 @@ fn own_pages(mut me: Worker<'_>, space: &Space, base: u64, pages: u64) {
 }
 
 /// Forks, and sees that the children stand still.
-fn fork_all_the_time(mut me: Worker<'_>, space: &Space, pages: &[u64]) {
+pub(super) fn fork_all_the_time(mut me: Worker<'_>, space: &Space, pages: &[u64]) {
     let mut children: Vec<Space> = Vec::new();
     while me.goes_on() {
         let child = space.fork(&me.cpu).unwrap();

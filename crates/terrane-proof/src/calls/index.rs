@@ -1,0 +1,225 @@
+//! The index by itself, with nodes of four, so that a few entries divide and join them: lookups beside writers, writers
+//! beside each other, and the gap hints that they raise and lower.
+
+use crate::schedules::{Effort, check, check_caught};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use terrane::index::{Direction, Entry, GapRequest, Index, Reserve};
+use terrane::sync::atomic::{AtomicU64, Ordering};
+use terrane::sync::{CpuId, Epoch, Participant, Pin, RetireLink};
+use terrane::{AddrRange, PAGE_SIZE};
+
+#[repr(C)]
+struct Record {
+    link: RetireLink,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+// SAFETY: taken out before it is retired; freed behind the epoch.
+unsafe impl Entry for Record {
+    fn start(&self) -> u64 {
+        self.start.load(Ordering::Relaxed)
+    }
+    fn end(&self) -> u64 {
+        self.end.load(Ordering::Relaxed)
+    }
+}
+
+// SAFETY: the link is used by the queue of the epoch only.
+unsafe impl Sync for Record {}
+
+unsafe fn free(link: NonNull<RetireLink>, _: &Participant<'_>) {
+    // SAFETY: the link is the first field of a record that `insert` leaked.
+    drop(unsafe { Box::from_raw(link.cast::<Record>().as_ptr()) });
+}
+
+type Small = Index<Record, 4, 4>;
+
+/// Pages that the index is about.
+const PAGES: u64 = 64;
+/// Every so many pages lies an entry that never changes.
+const STRIDE: u64 = 4;
+
+/// A gap of some pages between pages `low` and `high`.
+fn gap(pages: u64, low: u64, high: u64, direction: Direction) -> GapRequest {
+    let (length, low, high) = (pages * PAGE_SIZE, low * PAGE_SIZE, high.min(PAGES) * PAGE_SIZE);
+    GapRequest { length, low, high, direction, align_mask: 0, align_offset: 0 }
+}
+
+struct Scene {
+    epoch: Epoch,
+    index: Small,
+}
+
+impl Scene {
+    /// With the entries that never change.
+    fn new() -> Arc<Self> {
+        let epoch = Epoch::try_new(3).unwrap();
+        (0..3).for_each(|_| _ = epoch.register().unwrap().id());
+        let limits = AddrRange::new(0, PAGES * PAGE_SIZE);
+        let scene = Self { epoch, index: Small::try_new(limits, true).unwrap() };
+        let me = scene.cpu(0);
+        let mut reserve = Reserve::new();
+        for page in (0..PAGES).step_by(STRIDE as usize) {
+            scene.insert(&me.pin(), &mut reserve, page);
+        }
+        Arc::new(scene)
+    }
+
+    fn cpu(&self, id: u32) -> Participant<'_> {
+        // SAFETY: registered by `new`; one thread is this processor.
+        unsafe { self.epoch.participant(CpuId(id)) }
+    }
+
+    fn insert(&self, pin: &Pin<'_>, reserve: &mut Reserve<Record, 4, 4>, page: u64) {
+        let range = AddrRange::new(page * PAGE_SIZE, (page + 1) * PAGE_SIZE);
+        let (start, end) = (AtomicU64::new(range.start), AtomicU64::new(range.end));
+        let record = Box::leak(Box::new(Record { link: RetireLink::new(), start, end }));
+        self.index.reserve(reserve, 1).unwrap();
+        self.index.insert(reserve, pin, range, NonNull::from(record));
+    }
+
+    fn remove(&self, pin: &Pin<'_>, reserve: &mut Reserve<Record, 4, 4>, page: u64) {
+        self.index.reserve(reserve, 0).unwrap();
+        let gone = self.index.edit(reserve, pin, page * PAGE_SIZE, 0, |record, edit| {
+            assert_eq!(edit.range().start, page * PAGE_SIZE);
+            edit.remove();
+            NonNull::from(record)
+        });
+        let gone = gone.expect("the entry is there");
+        // SAFETY: taken out just now.
+        unsafe { Participant::retire(pin, gone.cast(), free) };
+    }
+
+    /// Fills the pages between the entries from `from` to `to`, and empties them again.
+    fn churn(&self, cpu: u32, from: u64, to: u64) {
+        let me = self.cpu(cpu);
+        let mut reserve = Reserve::new();
+        let pages = || (from..to).filter(|page| page % STRIDE != 0);
+        for page in pages() {
+            self.insert(&me.pin(), &mut reserve, page);
+        }
+        me.collect_now();
+        for page in pages() {
+            self.remove(&me.pin(), &mut reserve, page);
+        }
+        me.collect_now();
+    }
+
+    /// The first pages of all entries.
+    fn all(&self) -> Vec<u64> {
+        let me = self.cpu(0);
+        let pin = me.pin();
+        let mut pages = Vec::new();
+        let _ = self.index.for_each(&pin, self.index.limits(), |record| {
+            pages.push(record.start() / PAGE_SIZE);
+            std::ops::ControlFlow::Continue(())
+        });
+        pages
+    }
+
+    fn end(self: Arc<Self>) {
+        assert_eq!(self.all(), (0..PAGES).step_by(STRIDE as usize).collect::<Vec<_>>());
+        assert_eq!(self.index.len() as u64, PAGES / STRIDE);
+        let me = self.cpu(0);
+        let pin = me.pin();
+        // Each gap is found, and no larger one.
+        for direction in [Direction::BottomUp, Direction::TopDown] {
+            for page in (0..PAGES).step_by(STRIDE as usize) {
+                for pages in [STRIDE - 1, STRIDE] {
+                    let found = self.index.search(&pin, &gap(pages, page, page + 2 * STRIDE, direction));
+                    assert_eq!(found.is_some(), pages < STRIDE, "{direction:?} {pages} at {page}: {found:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A reader that looks for what is always there, beside a writer.
+fn lookup() {
+    let scene = Scene::new();
+    let other = Arc::clone(&scene);
+    let reader = shuttle::thread::spawn(move || {
+        let me = other.cpu(1);
+        for page in [20, 24, 28, 20] {
+            let pin = me.pin();
+            let at = page * PAGE_SIZE;
+            let found = other.index.find(&pin, at).expect("an entry that nobody touches was missed");
+            assert_eq!(found.start(), at);
+            assert_eq!(other.index.find_exact(&pin, at + 1).map(Record::start), Some(at));
+            // Pages of the writer: there or not, but never freed.
+            let near = other.index.find(&pin, at + PAGE_SIZE);
+            assert!(near.is_none_or(|found| found.start() == at + PAGE_SIZE));
+            // Each that nobody changes is seen once, whatever happens between them.
+            let mut seen = Vec::new();
+            let span = AddrRange::new(16 * PAGE_SIZE, 33 * PAGE_SIZE);
+            let _ = other.index.for_each(&pin, span, |record| {
+                let page = record.start() / PAGE_SIZE;
+                if page % STRIDE == 0 {
+                    seen.push(page);
+                }
+                std::ops::ControlFlow::Continue(())
+            });
+            assert_eq!(seen, [16, 20, 24, 28, 32]);
+        }
+    });
+    scene.churn(0, 18, 33);
+    reader.join().unwrap();
+    scene.end();
+}
+
+/// Two writers side by side, in the same leaves at the border.
+fn writers() {
+    let scene = Scene::new();
+    let other = Arc::clone(&scene);
+    let writer = shuttle::thread::spawn(move || other.churn(1, 30, 40));
+    scene.churn(0, 20, 30);
+    writer.join().unwrap();
+    scene.end();
+}
+
+/// Two writers, and one who searches: hints are lowered beside those who raise them, and no room is forgotten.
+fn hints() {
+    let scene = Scene::new();
+    let other = Arc::clone(&scene);
+    let writer = shuttle::thread::spawn(move || other.churn(1, 1, 12));
+    let other = Arc::clone(&scene);
+    let searcher = shuttle::thread::spawn(move || {
+        let me = other.cpu(2);
+        for (pages, low, high) in [(3, 4, 12), (2, 0, 24), (3, 12, 20), (4, 0, 24), (3, 4, 12)] {
+            let found = other.index.search(&me.pin(), &gap(pages, low, high, Direction::TopDown));
+            assert!(found.is_none() || pages < STRIDE, "{found:?}");
+        }
+    });
+    scene.churn(0, 13, 22);
+    writer.join().unwrap();
+    searcher.join().unwrap();
+    scene.end();
+}
+
+const SOME: Effort = Effort { schedules: 150, steps: 400_000 };
+
+#[test]
+fn lookups_beside_a_writer() {
+    check(SOME, lookup);
+}
+
+#[test]
+fn writers_beside_each_other() {
+    check(SOME, writers);
+}
+
+#[test]
+fn gap_hints_beside_searches() {
+    check(SOME, hints);
+}
+
+#[test]
+fn the_index_needs_its_checks() {
+    check_caught("index-read-unvalidated", SOME, lookup);
+    check_caught("index-obsolete-leaf", SOME, writers);
+    check_caught("grace_of_one", SOME, lookup);
+    check_caught("advance_past_pins", SOME, lookup);
+    check_caught("index-raise-obsolete", SOME, hints);
+}
