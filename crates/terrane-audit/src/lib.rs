@@ -5,8 +5,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`record`] | notes every write of one thread, with its place in the source |
-//! | [`compare`] | finds the lines that two recordings have in common, and says what they are |
+//! | `record` | notes every write of one thread, with its place in the source |
+//! | `compare` | finds the lines that two recordings have in common, and says what they are |
 //!
 //! Empty without `--cfg terrane_watch`: the library tells of its writes only then.
 #![cfg(terrane_watch)]

@@ -173,7 +173,7 @@ fn populating() {
 /// Huge pages come from the pool, each under its lock.
 const BLOCKS: [Exception; 1] = [Exception {
     field: "machine.frames.pool",
-    in_a_hundred: 400,
+    in_a_hundred: 200,
     why: "a huge page is 512 frames at once, which no cache of a CPU holds: they come from the pool, under its lock",
 }];
 

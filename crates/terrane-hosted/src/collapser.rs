@@ -22,7 +22,7 @@ use terrane::sync::Shared;
 pub struct CollapserConfig {
     /// How long it sleeps between rounds through its spaces.
     pub pause: Duration,
-    /// How many VMAs and page tables it looks at in each space in a round. Each huge page that it makes takes some 200 us.
+    /// How many VMAs and page tables it looks at in each space in a round. Each huge page that it makes takes some 300 us.
     pub budget: usize,
 }
 

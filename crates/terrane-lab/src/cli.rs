@@ -55,6 +55,9 @@ enum Command {
         /// Writes a report as JSON (see docs/json.md); - is standard output, and the text then goes to standard error
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Always the circumstances of this episode, counted from 0: to hunt what was found in it
+        #[arg(long, value_name = "N")]
+        episode: Option<u64>,
         /// Does damage on purpose, to see that it is noticed
         #[arg(long, value_name = "WHAT", hide = true)]
         plant: Option<Plant>,
@@ -172,11 +175,12 @@ pub fn run() -> Result<(), Failure> {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
         Command::Bench(selection) => measure("bench", bench::ALL, selection, None),
-        Command::Soak { seconds, seed, threads, memory, json, plant } => soak::run(&soak::Request {
+        Command::Soak { seconds, seed, threads, memory, episode, json, plant } => soak::run(&soak::Request {
             seconds,
             seed,
             threads: threads.map(usize::from),
             memory: memory.map(u64::from),
+            episode,
             json,
             plant,
         }),

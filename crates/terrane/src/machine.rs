@@ -321,8 +321,8 @@ impl<H: Host> Cpu<H> {
     /// pages that stay in use but must stand still. Not while pinned.
     pub fn await_stores(&self, ticket: Ticket) {
         let host = self.machine.host();
-        let ticket = mutant!("stores_not_awaited", ticket, Ticket::PASSED);
-        if ticket != Ticket::PASSED && !host.has_passed(self.id, ticket) {
+        let under_way = ticket != Ticket::PASSED && !host.has_passed(self.id, ticket);
+        if mutant!("stores_not_awaited", under_way, false) {
             host.settle(self.id, ticket);
         }
     }

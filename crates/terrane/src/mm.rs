@@ -32,8 +32,8 @@
 
 mod block;
 
-pub(crate) use block::{BlockFrames, SpareBlock, block_around};
 pub use block::{BLOCK_SIZE, HugePages};
+pub(crate) use block::{BlockFrames, SpareBlock, block_around};
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
@@ -167,7 +167,10 @@ impl<H: Host> Heap<H> {
 
 /// Reserves of nodes that the calls of each CPU left over for the next. Without atomics: a lock here took 25 ns off a map and
 /// unmap.
-struct Reserves<T>(Box<[CachePadded<Cell<Option<Reserve<T>>>>]>);
+struct Reserves<T>(Box<[CachePadded<LeftOver<T>>]>);
+
+/// What the calls of one CPU left over.
+type LeftOver<T> = Cell<Option<Reserve<T>>>;
 
 // SAFETY: a CPU's cell is used by the holder of its `Cpu`, of whom there is one at a time (`Cpu` is not `Sync`, and has its
 // number to itself); the holder after is ordered behind by the registering of CPUs.
@@ -187,6 +190,8 @@ impl<T> Reserves<T> {
 // SAFETY: `start` and `end` are what the index was told, and a VMA's addresses change only together with its key in
 // the index, under the lock of the leaf.
 unsafe impl<H: Host> Entry for Vma<H> {
+    const GUARD_MAX: u64 = STACK_GUARD_GAP;
+
     #[inline]
     fn start(&self) -> u64 {
         Vma::start(self)
@@ -266,7 +271,8 @@ impl<H: Host> Mm<H> {
     /// about the addresses that are held is right.
     #[inline]
     pub fn vma_at<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> Option<(&'p Vma<H>, Snapshot)> {
-        let state = |vma: &'p Vma<H>| vma.read().filter(|seen| seen.range.contains(addr)).map(|seen| (vma, seen));
+        let state =
+            |vma: &'p Vma<H>| vma.read().filter(|seen| seen.range.contains(addr)).map(|seen| (vma, seen));
         if let Some(found) = self.index.find(pin, addr).and_then(state) {
             return Some(found);
         }

@@ -94,7 +94,7 @@ counters! {
     VmaMerge = "vma_merge",
     /// Huge pages made by first touches.
     ThpFaultAlloc = "thp_fault_alloc",
-    /// First touches that wanted a huge page and got a small one.
+    /// First touches that wanted a huge page, for which there was no memory.
     ThpFaultFallback = "thp_fault_fallback",
     /// Huge pages divided into small ones; the memory stays where it is.
     ThpSplitPmd = "thp_split_pmd",

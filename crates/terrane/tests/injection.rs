@@ -504,7 +504,8 @@ fn giving_up_needs_no_memory() {
 #[test]
 fn parts_of_huge_pages() {
     let (part, len) = (HUGE + 7 * PAGE_SIZE, 40 * PAGE_SIZE);
-    let calls: [(&str, fn(&World, u64, u64) -> Result<(), Error>); 6] = [
+    type Call = fn(&World, u64, u64) -> Result<(), Error>;
+    let calls: [(&str, Call); 6] = [
         ("unmapped", |w, part, len| w.space().unmap(&w.cpu, part, len)),
         ("protected", |w, part, len| w.space().protect(&w.cpu, part, len, Prot::READ)),
         ("forgotten", |w, part, len| w.space().advise(&w.cpu, part, len, Advice::DontNeed)),

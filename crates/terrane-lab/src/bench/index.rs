@@ -10,7 +10,7 @@ use crate::measure::random::Random;
 use crate::measure::threads::{beside, together};
 use crate::measure::timing::{black_box, per_op};
 use crate::measure::{Case, Context, Experiment, Plan, Sample};
-use crate::report::{self, Role};
+use crate::report::{self, Asked, Role};
 use std::time::Duration;
 
 /// `terrane bench index`.
@@ -33,6 +33,9 @@ pub static BENCH: Experiment = Experiment {
     run,
 };
 
+/// What is asked for each size: nanoseconds for a lookup, and times what a bare `BTreeMap` takes for a change.
+const ASKED: [(f64, f64); 3] = [(20.0, 1.3), (35.0, 1.0), (80.0, 1.0)];
+
 /// The length that is searched for: more than any gap between two areas.
 const WANTED: u64 = 4 << 12;
 
@@ -52,11 +55,12 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     let searches = SIZES.map(|areas| plan_searches(&mut plan, areas));
     memory::plan(&mut plan);
     let mut results = plan.run(context)?;
-    for (areas, finds) in &finds {
+    for ((areas, finds), (nanoseconds, _)) in finds.iter().zip(ASKED) {
         finds.compare(&mut results, &areas.words(), threads);
+        results.at_most(finds.alone, nanoseconds);
     }
-    for (areas, changes) in &changes {
-        changes.compare(&mut results, &areas.words(), threads);
+    for ((areas, changes), (_, times)) in changes.iter().zip(ASKED) {
+        changes.compare(&mut results, &areas.words(), threads, times);
     }
     let (small, large) = (searches[0], searches[2]);
     results.ratio("search, 64 K areas: time of linear BTreeMap / Terrane", 1.0, large[0], large[1], None);
@@ -248,10 +252,16 @@ impl Finds {
         let name = format!("find, {areas} areas, to records: time of Terrane / RwLock<BTreeMap>");
         results.ratio(name, 1.0, self.to_records, self.records, None);
         let name = format!("find, {areas} areas, Terrane: lookups/s of {threads} threads / of one");
-        results.ratio(name, threads as f64, self.alone, self.together, None);
-        for (beside, which) in self.beside.into_iter().zip(BESIDE.map(|(_, which)| which)) {
+        match threads {
+            2 => results.asked(name, 2.0, self.alone, self.together, Asked::AtLeast(1.95)),
+            _ => results.ratio(name, threads as f64, self.alone, self.together, None),
+        }
+        for (beside, (what, which)) in self.beside.into_iter().zip(BESIDE) {
             let name = format!("find, {areas} areas, Terrane: lookups/s beside changes of {which} / alone");
-            results.ratio(name, 1.0, self.alone, beside, None);
+            match what {
+                Beside::Other => results.ratio(name, 1.0, self.alone, beside, None),
+                _ => results.asked(name, 1.0, self.alone, beside, Asked::AtLeast(0.95)),
+            }
         }
     }
 }
@@ -384,9 +394,9 @@ impl Changes {
         Self { btree, terrane, own }
     }
 
-    fn compare(&self, results: &mut Results, areas: &str, threads: usize) {
+    fn compare(&self, results: &mut Results, areas: &str, threads: usize, most: f64) {
         let name = format!("erase + insert, {areas} areas: time of Terrane / BTreeMap");
-        results.ratio(name, 1.0, self.terrane, self.btree, None);
+        results.asked(name, 1.0, self.terrane, self.btree, Asked::AtMost(most));
         let name = format!(
             "erase + insert, {areas} areas, Terrane: changes/s of {threads} threads in own areas / of one"
         );

@@ -1,12 +1,15 @@
-//! Spaces that fork from each other: a tree in which every space goes its own way, and dies when chance will have it.
+//! Forks: of the space that all threads share, and of spaces that fork from each other, a tree in which every space goes its own
+//! way, and dies when chance will have it.
 //!
-//! A space belongs to a slot. Whoever locks the slot owns all its plots, so what each byte must be is known; other threads work on
+//! A space of the tree belongs to a slot. Whoever locks the slot owns all its plots, so what each byte must be is known; other threads work on
 //! its relatives meanwhile, which share pages with it.
 
 use super::content::Generation;
 use super::player::{Player, Scene};
 use super::plot::{Kind, Page, Plot, READ_WRITE};
+use super::race::HOT_PAGES;
 use super::world::{Count, Trouble};
+use terrane::PAGE_SIZE;
 use terrane::space::MapRequest;
 use terrane::sync::Shared;
 use terrane_hosted::Cpu;
@@ -16,6 +19,68 @@ const PLOTS: [(Kind, usize); 4] =
     [(Kind::Anonymous, 0), (Kind::Block, 0), (Kind::PrivateFile, 0), (Kind::PrivateFile, 1)];
 
 impl Player<'_> {
+    /// Forks, checks that the child is a copy, and plays on both sides in turn.
+    pub fn fork(&mut self, cpu: &mut Cpu, scene: &mut Scene, depth: usize) -> Result<(), Trouble> {
+        self.note("fork", scene.number, 0, 0, "");
+        let result = scene.space.fork(cpu.core());
+        let Some(child) = self.unless_short("fork", &"the space", result)? else { return Ok(()) };
+        self.world.count(Count::Fork);
+        let Ok(child) = Shared::try_new(child) else { return Ok(()) };
+        let mut child = scene.fork(child, scene.number + 1);
+        cpu.switch_to(&child.space);
+        // Nobody but this thread runs the child, so what others had stored stands still there.
+        let mut seen = self.others_hot(cpu)?;
+        seen.extend(self.foreign_words(cpu));
+        for page in 0..HOT_PAGES {
+            self.check_hot(cpu, &child, page)?;
+        }
+        self.check_own(cpu, &child)?;
+        for _ in 0..1 + self.below(3) {
+            cpu.switch_to(&child.space);
+            self.check_some(cpu, &child, 2)?;
+            for _ in 0..20 {
+                self.step(cpu, &mut child)?;
+            }
+            if depth > 0 && self.one_in(3) {
+                self.fork(cpu, &mut child, depth - 1)?;
+            }
+            cpu.switch_to(&scene.space);
+            for _ in 0..20 {
+                self.step(cpu, scene)?;
+            }
+            self.check_some(cpu, scene, 4)?;
+        }
+        cpu.switch_to(&child.space);
+        for (at, value) in seen {
+            match cpu.load_u64(at) {
+                Ok(now) if now != value => {
+                    return Err(Trouble(format!(
+                        "at {at:#x} of a child there was {value:#018x}, and then {now:#018x}"
+                    )));
+                }
+                _ => {}
+            }
+        }
+        cpu.switch_to(&scene.space);
+        Ok(())
+    }
+
+    /// Words in private pages of other threads: all of some pages.
+    fn foreign_words(&mut self, cpu: &mut Cpu) -> Vec<(u64, u64)> {
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            let kind = [Kind::Anonymous, Kind::Block, Kind::PrivateFile][self.below(3)];
+            let number = self.below(kind.plots() * self.world.threads);
+            if number % self.world.threads != self.thread {
+                let page = self.below(kind.pages());
+                let start = Plot::fixed(kind, number).address(page);
+                let words = (start..start + PAGE_SIZE).step_by(8);
+                seen.extend(words.map_while(|at| cpu.load_u64(at).ok().map(|value| (at, value))));
+            }
+        }
+        seen
+    }
+
     /// Works for a while on a space of the families.
     pub fn play_family(&mut self, cpu: &mut Cpu, steps: usize) -> Result<(), Trouble> {
         let world = self.world;

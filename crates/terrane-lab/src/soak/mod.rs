@@ -39,6 +39,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use terrane::mm::HugePages;
 use terrane::space::{Locking, Placement};
 use world::{COUNTS, Ended, Failed, Outcome, Terms};
 
@@ -52,6 +53,8 @@ pub struct Request {
     pub threads: Option<usize>,
     /// MiB of memory of each machine.
     pub memory: Option<u64>,
+    /// Always the circumstances of this episode, to hunt what was found in it.
+    pub episode: Option<u64>,
     /// Where the JSON report goes.
     pub json: Option<PathBuf>,
     /// Damage to do, to see that it is noticed.
@@ -192,20 +195,24 @@ fn summary(soak: &Soak) -> String {
 
 /// The circumstances of episode `number`, for which there is `left` time.
 fn terms(request: &Request, threads: usize, number: u64, left: Duration) -> Terms {
+    let random = request.seed.wrapping_mul(1_000_003).wrapping_add(number);
+    let number = request.episode.unwrap_or(number);
     let (short, shaken, locking) = CIRCUMSTANCES[number as usize % CIRCUMSTANCES.len()];
     // Long enough to get anywhere, short enough that all have their turn.
     let time = Duration::from_secs_f64((request.seconds / 12.0).clamp(0.4, 20.0)).min(left);
     // Each of the circumstances has its turn with either.
     let rounds = number / CIRCUMSTANCES.len() as u64;
-    let placement = if (number + rounds) % 2 == 0 { Placement::PerCpu } else { Placement::Linux };
+    let placement = if (number + rounds).is_multiple_of(2) { Placement::PerCpu } else { Placement::Linux };
     Terms {
-        seed: request.seed.wrapping_mul(1_000_003).wrapping_add(number),
+        seed: random,
+        episode: number,
         threads,
         memory: request.memory.map(|mib| mib << 20),
         short: short || request.memory.is_some(),
         shaken,
         locking,
         placement,
+        huge_pages: [HugePages::Madvise, HugePages::Always, HugePages::Never][number as usize / 2 % 3],
         time,
         plant: request.plant,
     }
@@ -219,8 +226,8 @@ fn told(terms: &Terms, failed: &Failed) -> String {
         None => "at the end".to_owned(),
     };
     let mut text = format!(
-        "With {terms} ({} threads, random numbers {}), {whose}:\n  {what}",
-        terms.threads, terms.seed
+        "In episode {}, with {terms} ({} threads, random numbers {}), {whose}:\n  {what}",
+        terms.episode, terms.threads, terms.seed
     );
     if !log.is_empty() {
         text.push_str("\nThe last operations of the thread:\n");

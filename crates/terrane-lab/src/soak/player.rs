@@ -3,14 +3,13 @@
 use super::content::{CELL, CELLS, Cell, Generation, is_possible};
 use super::log::{Log, Note};
 use super::plot::{Kind, PAGE, Page, Plot, READ_WRITE};
-use super::race::HOT_PAGES;
 use super::world::{COUNTERS, Count, HEAP_PAGES, Plant, Trouble, World};
 use crate::measure::random::Random;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use terrane::space::MapRequest;
 use terrane::sync::Shared;
 use terrane::vma::{Access, Advice, MapFlags, Prot};
 use terrane::{Error, FaultError, PAGE_SIZE};
@@ -25,7 +24,7 @@ pub struct Scene {
     /// The thread's plots there.
     pub plots: Vec<Plot>,
     /// What the thread's words in each hot page hold, where there are such.
-    pub hot: Vec<u64>,
+    pub hot: Vec<[u64; 2]>,
     /// What it has last overwritten its own page with.
     pub own: Generation,
 }
@@ -57,8 +56,8 @@ pub struct Player<'w> {
     pub(super) stores: u32,
 }
 
-/// How long a thread waits for memory where it cannot do without: others give theirs back when they come to it.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Pages of a huge page.
+const HUGE: usize = 512;
 
 impl<'w> Player<'w> {
     /// Thread `thread`, with random numbers from `seed`.
@@ -133,7 +132,14 @@ impl<'w> Player<'w> {
             91..93 => self.float(cpu, scene),
             93..95 => self.fetch(cpu, scene, index),
             95..97 => self.sync(cpu, scene, index),
-            97..98 => self.list(cpu, scene),
+            97 => self.list(cpu, scene),
+            98 if self.one_in(4) => {
+                // What a host does in the background.
+                self.note("collapse", scene.number, 0, 0, "a few tables");
+                let budget = 1 + self.below(8);
+                scene.space.collapse_step(cpu.core(), budget);
+                Ok(())
+            }
             _ => self.advise_attributes(cpu, scene, index),
         }
     }
@@ -167,7 +173,11 @@ impl<'w> Player<'w> {
         let plot = &scene.plots[index];
         let cell = self.below(plot.pages.len() * CELLS);
         let old = plot.cell(cell);
-        let words = if old.is_whole() { 1 + self.below(CELL / 8) } else { CELL / 8 };
+        if !old.is_whole() {
+            // Stored to in part once more, it would be in three.
+            return Ok(());
+        }
+        let words = 1 + self.below(CELL / 8);
         let generation = self.generation();
         let at = plot.start + (cell * CELL) as u64;
         let mut bytes = [0; CELL];
@@ -177,15 +187,7 @@ impl<'w> Player<'w> {
         for (n, word) in bytes.chunks_exact(8).take(words).enumerate() {
             let value =
                 u64::from_ne_bytes([word[0], word[1], word[2], word[3], word[4], word[5], word[6], word[7]]);
-            let store = |cpu: &mut Cpu| cpu.store_u64(at + 8 * n as u64, value);
-            // A cell that is in two parts is stored to whole, or it would be in three.
-            let result = match store(cpu) {
-                Err(error) if self.is_shortage(error) && n > 0 && !old.is_whole() => {
-                    self.patiently(|| store(cpu))?
-                }
-                result => result,
-            };
-            match result {
+            match cpu.store_u64(at + 8 * n as u64, value) {
                 Err(error) if self.is_shortage(error) => return Ok(()),
                 result if result != expected => {
                     return Err(Trouble(format!(
@@ -193,33 +195,10 @@ impl<'w> Player<'w> {
                     )));
                 }
                 Err(_) => return Ok(()),
-                Ok(()) => {
-                    let bytes = 8 * (n + 1);
-                    if old.is_whole() || bytes == CELL {
-                        plot.set_cell(cell, old.overwritten(generation, bytes));
-                    }
-                }
+                Ok(()) => plot.set_cell(cell, old.overwritten(generation, 8 * (n + 1))),
             }
         }
         Ok(())
-    }
-
-    /// Repeats `access` while memory is short.
-    pub(super) fn patiently<T>(
-        &self,
-        mut access: impl FnMut() -> Result<T, FaultError>,
-    ) -> Result<Result<T, FaultError>, Trouble> {
-        let start = Instant::now();
-        loop {
-            match access() {
-                Err(error) if self.is_shortage(error) => {}
-                result => return Ok(result),
-            }
-            if start.elapsed() > PATIENCE {
-                return Err(Trouble(format!("no memory for {} seconds", PATIENCE.as_secs())));
-            }
-            std::thread::yield_now();
-        }
     }
 
     /// Compares what a transfer ended in with what it should have; returns how many bytes were transferred.
@@ -369,16 +348,9 @@ impl<'w> Player<'w> {
             8..11 if whole => {
                 say(self, "forget", "");
                 let result = space.advise(cpu.core(), range.start, range.len(), Advice::DontNeed);
-                if self.unless_short("forgetting", plot, result)?.is_none() {
-                    // Some are forgotten and some are not: to know which, all of them.
-                    let forget = || space.advise(cpu.core(), range.start, range.len(), Advice::DontNeed);
-                    self.patiently(|| match forget() {
-                        Err(Error::NoMemory) => Err(FaultError::OutOfMemory),
-                        _ => Ok(()),
-                    })?
-                    .map_err(|e| Trouble(format!("cannot forget pages of {plot}: {e}")))?;
+                if self.unless_short("forgetting", plot, result)?.is_some() {
+                    plot.reset(pages);
                 }
-                plot.reset(pages);
             }
             11..14 if whole => {
                 let (advice, access, words) = if self.one_in(2) {
@@ -515,10 +487,14 @@ impl<'w> Player<'w> {
         self.world.count(Count::Change);
         let floats = scene.plots.iter().filter(|plot| plot.kind == Kind::Float).count();
         if floats < 4 && self.one_in(2) {
-            let pages = 1 + self.below(20);
+            // Now and then what a huge page fits into, once in a space.
+            let large = scene.plots.iter().all(|plot| plot.pages.len() < HUGE) && self.one_in(8);
+            let pages = if large { HUGE + self.below(64) } else { 1 + self.below(20) };
             let len = (pages * PAGE) as u64;
             self.note("map anywhere", scene.number, 0, len, "");
-            let result = scene.space.map_anonymous(cpu.core(), len);
+            let mut request = MapRequest::anonymous(len, READ_WRITE);
+            request.align = if large { (HUGE * PAGE) as u64 } else { PAGE_SIZE };
+            let result = scene.space.map(cpu.core(), request);
             let Some(start) = self.unless_short("map anywhere", &"a new mapping", result)? else {
                 return Ok(());
             };
@@ -617,68 +593,6 @@ impl<'w> Player<'w> {
         Ok(())
     }
 
-    /// Forks, checks that the child is a copy, and plays on both sides in turn.
-    pub fn fork(&mut self, cpu: &mut Cpu, scene: &mut Scene, depth: usize) -> Result<(), Trouble> {
-        self.note("fork", scene.number, 0, 0, "");
-        let result = scene.space.fork(cpu.core());
-        let Some(child) = self.unless_short("fork", &"the space", result)? else { return Ok(()) };
-        self.world.count(Count::Fork);
-        let Ok(child) = Shared::try_new(child) else { return Ok(()) };
-        let mut child = scene.fork(child, scene.number + 1);
-        cpu.switch_to(&child.space);
-        // Nobody but this thread runs the child, so what others had stored stands still there.
-        let mut seen = self.others_hot(cpu)?;
-        seen.extend(self.foreign_words(cpu));
-        for page in 0..HOT_PAGES {
-            self.check_hot(cpu, &child, page)?;
-        }
-        self.check_own(cpu, &child)?;
-        for _ in 0..1 + self.below(3) {
-            cpu.switch_to(&child.space);
-            self.check_some(cpu, &child, 2)?;
-            for _ in 0..20 {
-                self.step(cpu, &mut child)?;
-            }
-            if depth > 0 && self.one_in(3) {
-                self.fork(cpu, &mut child, depth - 1)?;
-            }
-            cpu.switch_to(&scene.space);
-            for _ in 0..20 {
-                self.step(cpu, scene)?;
-            }
-            self.check_some(cpu, scene, 4)?;
-        }
-        cpu.switch_to(&child.space);
-        for (at, value) in seen {
-            match cpu.load_u64(at) {
-                Ok(now) if now != value => {
-                    return Err(Trouble(format!(
-                        "at {at:#x} of a child there was {value:#018x}, and then {now:#018x}"
-                    )));
-                }
-                _ => {}
-            }
-        }
-        cpu.switch_to(&scene.space);
-        Ok(())
-    }
-
-    /// Words in private pages of other threads: all of some pages.
-    fn foreign_words(&mut self, cpu: &mut Cpu) -> Vec<(u64, u64)> {
-        let mut seen = Vec::new();
-        for _ in 0..4 {
-            let kind = [Kind::Anonymous, Kind::Block, Kind::PrivateFile][self.below(3)];
-            let number = self.below(kind.plots() * self.world.threads);
-            if number % self.world.threads != self.thread {
-                let page = self.below(kind.pages());
-                let start = Plot::fixed(kind, number).address(page);
-                let words = (start..start + PAGE_SIZE).step_by(8);
-                seen.extend(words.map_while(|at| cpu.load_u64(at).ok().map(|value| (at, value))));
-            }
-        }
-        seen
-    }
-
     /// Reads everything for the last time, having made it readable.
     pub fn check_finally(&mut self, cpu: &mut Cpu, scene: &mut Scene) -> Result<(), Trouble> {
         self.check_some(cpu, scene, 1)?;
@@ -702,10 +616,8 @@ impl<'w> Player<'w> {
                     if plot.verdict(page, Access::Read).is_err() {
                         continue;
                     }
-                    let (at, mut found) = (plot.address(page), [0; PAGE]);
-                    let read = || cpu.read_bytes(at, &mut found).map_err(|interrupted| interrupted.error);
-                    self.patiently(read)?.map_err(|e| Trouble(format!("{e} at {at:#x} of {plot}")))?;
-                    self.compare(plot, page * PAGE, &found, "memory")?;
+                    // Where memory is short, what is not there cannot be looked at; what is there needs none.
+                    self.check(cpu, scene.number, plot, page * PAGE, PAGE)?;
                 }
             }
         }

@@ -14,10 +14,10 @@
 use super::content::{Base, Generation, file_word, is_possible};
 use super::player::{Player, Scene};
 use super::plot::{PAGE, READ_WRITE};
-use super::world::{Count, Trouble, World};
+use super::world::{Count, HUGE_ADVICE, Trouble, World};
 use std::ops::Range;
 use terrane::space::MapRequest;
-use terrane::vma::{Advice, MapFlags, Prot};
+use terrane::vma::{Access, Advice, MapFlags, Prot};
 use terrane::{Error, FaultError, PAGE_SIZE};
 use terrane_hosted::{Cpu, Hosted};
 
@@ -28,16 +28,23 @@ pub const HOT_PAGES: usize = 6;
 /// Where the zones are, one beside the other.
 const ZONE: u64 = 0xb000_0000;
 /// How many there are: one of each kind.
-pub const ZONES: usize = 3;
-/// Pages of each.
+pub const ZONES: usize = 4;
+/// Pages of each but the last.
 const ZONE_PAGES: usize = 12;
+/// The last one: private memory for a huge page.
+const LARGE: usize = 3;
 
-/// Bytes of the file of a zone.
+/// Bytes of the object of a zone.
 pub const ZONE_BYTES: u64 = (ZONE_PAGES * PAGE) as u64;
 
-/// Where zone `zone` begins.
+/// Where zone `zone` begins: beside the others, or aligned for a huge page.
 fn start_of(zone: usize) -> u64 {
-    ZONE + (zone * ZONE_PAGES * PAGE) as u64
+    if zone == LARGE { ZONE + (4 << 20) } else { ZONE + (zone * ZONE_PAGES * PAGE) as u64 }
+}
+
+/// Pages of zone `zone`.
+fn pages_of(zone: usize) -> usize {
+    if zone == LARGE { 512 } else { ZONE_PAGES }
 }
 
 /// What is at byte `at` of zone `zone` before anybody writes. The second maps a file.
@@ -59,7 +66,7 @@ pub fn hot_request(threads: usize) -> MapRequest<Hosted> {
 pub fn zone_request(world: &World, zone: usize, pages: Range<usize>, prot: Prot) -> MapRequest<Hosted> {
     let (offset, len) = ((pages.start * PAGE) as u64, ((pages.end - pages.start) * PAGE) as u64);
     let request = match zone {
-        0 => MapRequest::anonymous(len, prot),
+        0 | LARGE => MapRequest::anonymous(len, prot),
         1 => MapRequest::object(&world.private_file, offset, len, prot, false),
         _ => MapRequest::object(&world.zone_memory, offset, len, prot, true),
     };
@@ -74,8 +81,8 @@ fn fill_page(bytes: &mut [u8; PAGE], at: u64, generation: Generation) {
 }
 
 /// All pages of a zone.
-pub fn zone_pages() -> Range<usize> {
-    0..ZONE_PAGES
+pub fn zone_pages(zone: usize) -> Range<usize> {
+    0..pages_of(zone)
 }
 
 impl Player<'_> {
@@ -91,14 +98,17 @@ impl Player<'_> {
             let page = self.below(HOT_PAGES);
             let at = Self::pair(page, self.thread);
             self.note("raise", scene.number, at, 16, "");
-            let next = scene.hot[page] + 1;
-            match cpu.store_u64(at, next) {
-                Err(error) if self.is_shortage(error) => continue,
-                result => result.map_err(|e| Trouble(format!("{e} at {at:#x}, a hot page")))?,
+            // First what is still to be done from the last time, when memory was short.
+            let [first, second] = &mut scene.hot[page];
+            let words =
+                if *second < *first { vec![(at + 8, second)] } else { vec![(at, first), (at + 8, second)] };
+            for (at, word) in words {
+                match cpu.store_u64(at, *word + 1) {
+                    Ok(()) => *word += 1,
+                    Err(error) if self.is_shortage(error) => break,
+                    Err(error) => return Err(Trouble(format!("{error} at {at:#x}, a hot page"))),
+                }
             }
-            self.patiently(|| cpu.store_u64(at + 8, next))?
-                .map_err(|e| Trouble(format!("{e} at {at:#x}, a hot page")))?;
-            scene.hot[page] = next;
         }
         let (at, mut bytes) = (own_page(self.thread), [0; PAGE]);
         self.note("overwrite", scene.number, at, PAGE_SIZE, "");
@@ -141,8 +151,7 @@ impl Player<'_> {
     /// Compares the thread's words in a hot page.
     pub fn check_hot(&self, cpu: &mut Cpu, scene: &Scene, page: usize) -> Result<(), Trouble> {
         let at = Self::pair(page, self.thread);
-        let right = scene.hot[page];
-        for at in [at, at + 8] {
+        for (at, right) in [at, at + 8].into_iter().zip(scene.hot[page]) {
             match cpu.load_u64(at) {
                 Ok(found) if found == right => {}
                 Err(error) if self.is_shortage(error) => {}
@@ -195,12 +204,28 @@ impl Player<'_> {
 
     fn contest_once(&mut self, cpu: &mut Cpu, scene: &Scene, zone: usize) -> Result<(), Trouble> {
         let space = &scene.space;
-        let first = self.below(ZONE_PAGES);
-        let pages = first..first + 1 + self.below((ZONE_PAGES - first).min(4));
+        let all = pages_of(zone);
+        // The large one as a whole, often: or no huge page would ever come.
+        let pages = if zone == LARGE && self.one_in(2) {
+            0..all
+        } else {
+            let first = self.below(all);
+            first..first + 1 + self.below((all - first).min(4))
+        };
+        let first = pages.start;
         let (at, len) = (start_of(zone) + (first * PAGE) as u64, (pages.len() * PAGE) as u64);
         let (prot, words) = self.prot();
         let (what, result) = match self.below(20) {
-            0..12 => return self.touch(cpu, scene, zone, at),
+            0..11 => {
+                let page = if zone == LARGE { self.below(all) } else { first };
+                return self.touch(cpu, scene, zone, start_of(zone) + (page * PAGE) as u64);
+            }
+            11 if zone == LARGE => {
+                let (advice, words) = HUGE_ADVICE[self.below(HUGE_ADVICE.len())];
+                self.note("advise", scene.number, at, len, words);
+                ("advising", space.advise(cpu.core(), at, len, advice))
+            }
+            11 => return Ok(()),
             12 | 13 => {
                 self.note("map", scene.number, at, len, words);
                 let mut request = zone_request(self.world, zone, pages, prot);
@@ -231,8 +256,8 @@ impl Player<'_> {
             // Of calls that place something, only for want of memory.
             "map" | "unmap" => self.world.short && result == Err(Error::NoMemory),
             // Holes; and what must not be written is not filled in for that.
-            "populating" => {
-                matches!(result, Err(Error::NoMemory | Error::Invalid | Error::BadAddress))
+            "populating" | "advising" => {
+                matches!(result, Err(Error::NoMemory | Error::Invalid | Error::BadAddress | Error::Again))
             }
             _ => result == Err(Error::NoMemory),
         };
@@ -276,10 +301,14 @@ impl Player<'_> {
     /// Compares what a listing says of each page of a zone with what accesses end in, while nobody else works on it.
     fn inspect(&mut self, cpu: &mut Cpu, scene: &Scene, zone: usize) -> Result<(), Trouble> {
         self.world.count(Count::List);
-        self.note("inspect", scene.number, start_of(zone), (ZONE_PAGES * PAGE) as u64, "");
+        self.note("inspect", scene.number, start_of(zone), (pages_of(zone) * PAGE) as u64, "");
         let list = scene.space.mappings(cpu.core());
         let Some(list) = self.unless_short("listing", &"the space", list)? else { return Ok(()) };
-        for page in 0..ZONE_PAGES {
+        for page in 0..pages_of(zone) {
+            // Of the many of the large one, some.
+            if zone == LARGE && !self.one_in(8) {
+                continue;
+            }
             let start = start_of(zone) + (page * PAGE) as u64;
             let at = start + (self.below(PAGE) / 8 * 8) as u64;
             let after = list.partition_point(|mapping| mapping.range.end <= at);
@@ -299,9 +328,12 @@ impl Player<'_> {
                 ("a store", store, expected(Prot::WRITE)),
             ] {
                 if found != expected && !found.is_err_and(|error| self.is_shortage(error)) {
+                    let again = scene.space.mappings(cpu.core()).unwrap_or_default();
+                    let again = again.iter().find(|mapping| mapping.range.contains(at)).map(|it| it.prot);
+                    let present = scene.space.translate(cpu.core(), at, Access::Read).map(|it| it.flags);
                     return Err(Trouble(format!(
-                        "{what} at {at:#x} ended in {found:?}, not {expected:?}, though nobody else is there: it is mapped \
-                         {prot:?}"
+                        "{what} at {at:#x} ended in {found:?}, not {expected:?}, though nobody else is there: it is listed \
+                         as {prot:?}, then as {again:?}, and its entry allows {present:?}"
                     )));
                 }
             }

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use terrane::machine::Usage;
+use terrane::mm::HugePages;
 use terrane::object::Object;
 use terrane::space::{Locking, MapRequest, Placement, SpaceConfig};
 use terrane::stats::Snapshot;
@@ -31,7 +32,12 @@ pub const COUNTERS: u64 = 0x9000_0000;
 /// Pages that the heap may have.
 pub const HEAP_PAGES: usize = 64;
 /// Advice about huge pages, and what it is called.
-pub const HUGE_ADVICE: [(Advice, &str); 0] = [];
+pub const HUGE_ADVICE: [(Advice, &str); 4] = [
+    (Advice::HugePage, "to be huge"),
+    (Advice::HugePage, "to be huge"),
+    (Advice::NoHugePage, "not to be huge"),
+    (Advice::Collapse, "to be huge at once"),
+];
 /// Spaces that fork from each other.
 const FAMILIES: usize = 6;
 /// Without progress for so long, a thread hangs.
@@ -90,6 +96,8 @@ pub enum Plant {
 pub struct Terms {
     /// Where random numbers begin.
     pub seed: u64,
+    /// Which one it is, counted from 0: what the circumstances follow from.
+    pub episode: u64,
     /// Threads.
     pub threads: usize,
     /// Bytes of memory, if that was asked for.
@@ -102,6 +110,8 @@ pub struct Terms {
     pub locking: Locking,
     /// Where mappings go that ask for no address.
     pub placement: Placement,
+    /// Which first touches make huge pages.
+    pub huge_pages: HugePages,
     /// How long it takes.
     pub time: Duration,
     /// The damage to do.
@@ -114,7 +124,12 @@ impl fmt::Display for Terms {
         let shaken = if self.shaken { ", shaken" } else { "" };
         let classic = if self.locking == Locking::Classic { ", classic lock" } else { "" };
         let placed = if self.placement == Placement::PerCpu { ", per-CPU placement" } else { "" };
-        write!(f, "{memory}{shaken}{classic}{placed}")
+        let huge = match self.huge_pages {
+            HugePages::Always => ", huge pages always",
+            HugePages::Madvise => "",
+            HugePages::Never => ", huge pages never",
+        };
+        write!(f, "{memory}{shaken}{classic}{placed}{huge}")
     }
 }
 
@@ -123,6 +138,7 @@ impl Terms {
     fn config(&self) -> SpaceConfig {
         let mut config = SpaceConfig::with_locking(self.locking);
         config.placement = self.placement;
+        config.huge_pages = self.huge_pages;
         config
     }
 
@@ -135,7 +151,8 @@ impl Terms {
 
     fn memory(&self) -> u64 {
         let all = (self.pages() * PAGE) as u64;
-        self.memory.unwrap_or(if self.short { all * 6 / 10 } else { (16 * all).max(64 << 20) })
+        // Some huge pages fit in even where memory is short.
+        self.memory.unwrap_or(if self.short { all * 6 / 10 + (2 << 20) } else { (16 * all).max(256 << 20) })
     }
 }
 
@@ -294,7 +311,7 @@ impl World {
         space.map(cpu.core(), self.counters_request())?;
         space.map(cpu.core(), race::hot_request(self.threads))?;
         for zone in 0..race::ZONES {
-            space.map(cpu.core(), race::zone_request(self, zone, race::zone_pages(), READ_WRITE))?;
+            space.map(cpu.core(), race::zone_request(self, zone, race::zone_pages(zone), READ_WRITE))?;
         }
         Ok(Shared::try_new(space)?)
     }
@@ -312,7 +329,13 @@ impl World {
         if thread == 0 {
             plots.push(Plot::new(Kind::Heap, 0, Kind::Heap.base(), HEAP_PAGES));
         }
-        Scene { space: space.clone(), number: 0, plots, hot: vec![0; race::HOT_PAGES], own: Generation::NONE }
+        Scene {
+            space: space.clone(),
+            number: 0,
+            plots,
+            hot: vec![[0; 2]; race::HOT_PAGES],
+            own: Generation::NONE,
+        }
     }
 
     /// The whole life of a thread.
@@ -375,6 +398,9 @@ impl World {
             return Err(Trouble(format!("counters add up to {sum}, not to {additions}")));
         }
         cpu.switch_off();
+        // Writing takes a frame for a moment: what the space has is given back first.
+        drop(space);
+        cpu.core().quiesce();
         self.shared_file
             .write_back(cpu.core())
             .map_err(|e| Trouble(format!("cannot write the file back: {e}")))?;
@@ -391,7 +417,7 @@ impl World {
         }
         let (machine, counts, plant) = (self.machine.clone(), self.counts(), self.plant);
         let stats = machine.machine().stats().snapshot();
-        drop((space, self));
+        drop(self);
         cpu.core().quiesce();
         if plant == Some(Plant::Frame) {
             let pin = cpu.core().pin();

@@ -79,13 +79,10 @@ impl World {
     }
 
     /// Runs `act` on a thread with a processor of its own.
-    fn spawn<R: 'static>(
+    fn spawn<R: Send + 'static>(
         &self,
         act: impl FnOnce(&Me, &Space) -> R + Send + 'static,
-    ) -> shuttle::thread::JoinHandle<R>
-    where
-        R: Send,
-    {
+    ) -> shuttle::thread::JoinHandle<R> {
         let (machine, space) = (self.machine.clone(), Arc::clone(&self.space));
         shuttle::thread::spawn(move || {
             let cpu = Me(ManuallyDrop::new(Cpu::try_new(&machine).unwrap()));

@@ -200,7 +200,6 @@ impl<H: Host> Course<'_, H> {
             }
             Err(stop) => {
                 drop(block);
-                event(cpu, Counter::ThpFaultFallback, addr);
                 self.recover(cpu, stop)
             }
         }

@@ -11,6 +11,7 @@ use super::{Attempt, Stop, Translation, private};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
 use crate::error::FaultError;
 use crate::host::Host;
+use crate::mm::Locking;
 use crate::object::{Object, Page, Slots};
 use crate::page_table::{EMPTY, Format, PteFlags, Slot, Table, Taken};
 use crate::stats::Counter;
@@ -111,6 +112,11 @@ fn copy_at_once<H: Host>(
 /// Maps what is in memory of the window of `bytes` (aligned, a power of two of pages, one table at most) around
 /// `addr`, but for `addr` itself. What cannot be had at once is left out.
 fn map_around<H: Host>(attempt: &Attempt<'_, H>, addr: u64, object: &Object<H>, bytes: u64) {
+    // The locked path holds the page of the fault, not those around it: they may be unmapped or protected this very moment, and
+    // without a counter nothing would tell. (The classic lock holds everything.)
+    if attempt.seq.is_none() && attempt.mm.locking == Locking::Speculative {
+        return;
+    }
     let start = (addr & !(bytes - 1)).max(attempt.seen.range.start);
     let end = ((addr & !(bytes - 1)) + bytes).min(attempt.seen.range.end);
     let Some(table) = attempt.mm.page_table.leaf_table(&attempt.ram, addr) else { return };

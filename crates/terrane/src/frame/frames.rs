@@ -278,7 +278,12 @@ impl crate::names::Describe for Frames {
         let metas = self.metas.as_ptr_range();
         let item = |frame| alloc::format!("[{frame}]");
         names.under("metas", |names| {
-            names.array(metas.start.addr()..metas.end.addr(), size_of::<FrameMeta>(), item, FrameMeta::FIELDS);
+            names.array(
+                metas.start.addr()..metas.end.addr(),
+                size_of::<FrameMeta>(),
+                item,
+                FrameMeta::FIELDS,
+            );
         });
     }
 }

@@ -137,8 +137,11 @@ impl Frames {
         while let Some(first) = limbo.front() {
             let meta = self.meta(first);
             let (cpu, grace) = grace(meta, pin.epoch().now());
-            let over = grace.epoch.is_none_or(|stamp| pin.epoch().has_passed(stamp));
-            let over = mutant!("limbo_ignores_epoch", over, true);
+            let over = mutant!(
+                "limbo_ignores_epoch",
+                grace.epoch.is_none_or(|stamp| pin.epoch().has_passed(stamp)),
+                true
+            );
             let passed = grace.ticket == Ticket::PASSED || has_passed(cpu, grace.ticket);
             if !over || mutant!("limbo_ignores_ticket", !passed, false) {
                 break;

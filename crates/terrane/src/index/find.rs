@@ -310,13 +310,22 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// The entries beside `addr`: the highest that starts below it, and the lowest that starts at it or above, each with its
     /// range as the index has it. One descent for both, as a rule. O(log n). Exact as
     /// [`first_ending_after`](Self::first_ending_after) is: whether they cover addresses of the caller's, and which.
+    ///
+    /// Entries that neither share an address with `within`, which contains `addr`, nor touch it, may be left out: so that a
+    /// call need not look at leaves that are no concern of its own, and in which another CPU may be at work.
     #[inline]
-    pub fn neighbours<'p>(&'p self, pin: &'p Pin<'_>, addr: u64) -> [Option<(AddrRange, &'p T)>; 2] {
+    pub fn neighbours<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        addr: u64,
+        within: AddrRange,
+    ) -> [Option<(AddrRange, &'p T)>; 2] {
         let bound = addr.min(self.top.limits.end);
         let ([below, above], span) = self.around(pin, bound, bound);
-        let below = below.or_else(|| self.below(pin, bound));
-        let above = above.unwrap_or_else(|| self.above(pin, span.end));
-        [below, Some(above)].map(|item| {
+        // Every entry lies wholly in the span of its leaf.
+        let below = below.or_else(|| (within.start <= span.start).then(|| self.below(pin, bound)).flatten());
+        let above = above.or_else(|| (span.end <= within.end).then(|| self.above(pin, span.end)));
+        [below, above].map(|item| {
             let range = item.map(|item| AddrRange { start: item.start, end: item.end })?;
             Self::entry_of(pin, item).map(|entry| (range, entry))
         })

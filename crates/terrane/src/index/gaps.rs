@@ -95,12 +95,12 @@ fn lower(hint: &AtomicU64, cpu: CpuId, look: impl FnOnce() -> Option<u64>) {
     if mark > MARK || seen & MARK != 0 {
         return;
     }
-    let mark = mutant!("index-lower-unmarked", mark, 0);
-    if hint.compare_exchange(seen, seen | mark, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    let bits = mutant!("index-lower-unmarked", mark, 0);
+    if hint.compare_exchange(seen, seen | bits, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         return;
     }
     let found = look().map_or(seen, |gap| gap.min(seen));
-    let _ = hint.compare_exchange(seen | mark, found, Ordering::SeqCst, Ordering::Relaxed);
+    let _ = hint.compare_exchange(seen | bits, found, Ordering::SeqCst, Ordering::Relaxed);
 }
 
 impl GapRequest {
@@ -226,9 +226,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             let path = self.path(pin, at);
             let raised = (0..path.height()).rev().all(|depth| {
                 let inner = path.inner(depth);
-                if mutant!("index-raise-leaf-only", true, depth + 1 == path.height()) {
-                    raise(inner.gap(path.at(depth)), gap);
-                }
+                mutant!("index-never-raise", raise(inner.gap(path.at(depth)), gap), ());
                 mutant!("index-raise-obsolete", !inner.is_obsolete(), true)
             });
             let high = path.leaf().read(|leaf| leaf.covers(at).then(|| leaf.high()));
@@ -446,7 +444,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         if request.direction == Direction::BottomUp {
             return None;
         }
-        let (addr, above) = leaf.read(|leaf| {
+        let (addr, above, border) = leaf.read(|leaf| {
             let (low, high, len) = (leaf.low(), leaf.high(), leaf.len());
             // From above, the gap below the entry of each rank; at first the one above the last entry.
             let (mut top, mut above) = (high, ptr::null_mut());
@@ -454,10 +452,9 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             for rank in (0..=len).rev() {
                 // The gap below the first entry may begin further down, but what lies in the span is free, and the higher part.
                 let bottom = rank.checked_sub(1).map_or(low, |below| leaf.end(below));
-                if is_known
-                    && let Some(addr) = request.place(bottom.max(request.low), top.min(request.high))
+                if is_known && let Some(addr) = request.place(bottom.max(request.low), top.min(request.high))
                 {
-                    return Some((addr, above));
+                    return Some((addr, above, (rank == len).then_some(high)));
                 }
                 let Some(below) = rank.checked_sub(1) else { break };
                 if !is_known && request.high > leaf.end(below) {
@@ -473,7 +470,10 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         })?;
         // SAFETY: it was in place under the pin, so not yet freed (contract of `Entry`).
         let guard = unsafe { above.as_ref() }.map_or(0, T::guard_below);
-        (guard == 0).then_some(addr)
+        // What lies above the leaf was not looked at: its guard may reach down here.
+        let is_clear =
+            border.is_none_or(|border| addr + request.length <= border.saturating_sub(T::GUARD_MAX));
+        (guard == 0 && is_clear).then_some(addr)
     }
 
     /// Looks at the gaps that touch the span of one leaf, in the direction of the request.
@@ -503,7 +503,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
                 all = false;
                 continue;
             }
-            let bottom = before.map_or_else(|| self.bottom_of(pin, seen.low), |item| item.end);
+            let whole = || before.map_or_else(|| self.bottom_of(pin, seen.low), |item| item.end);
             let (top, entry) = above.map_or_else(
                 || {
                     let above = self.above(pin, seen.high);
@@ -511,10 +511,13 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
                 },
                 |item| (item.start, item.entry),
             );
-            most = most.max(top.saturating_sub(bottom));
+            // How far the gap goes on below the bounds makes no difference to what fits. It is looked at only for the
+            // hint: what lies there may be where another CPU is at work.
+            let bottom = if seen.low <= request.low { bottom } else { whole() };
             if let Some(addr) = self.fit(pin, bottom, top, entry, request) {
                 return Look::Fit(addr);
             }
+            most = most.max(top.saturating_sub(whole()));
         }
         Look::On(all.then_some(most))
     }

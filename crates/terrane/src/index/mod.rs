@@ -176,6 +176,10 @@ pub unsafe trait Entry {
     /// The first address behind, in bytes, page aligned.
     fn end(&self) -> u64;
 
+    /// The most that [`guard_below`](Self::guard_below) ever says: lets searches do without a look at entries that are
+    /// further away.
+    const GUARD_MAX: u64 = u64::MAX;
+
     /// Bytes below the entry that [`Index::search`] leaves free, page aligned: the guard gap of a stack that grows
     /// down.
     fn guard_below(&self) -> u64 {

@@ -357,7 +357,8 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         // taken, which is one for all.
         let may_merge = |path: &Path<'_, T, N, F>| {
             let depth = path.height().checked_sub(1)?;
-            let first = partner(path.inner(depth), path.at(depth), |first| Self::fits(path.inner(depth), first))?;
+            let first =
+                partner(path.inner(depth), path.at(depth), |first| Self::fits(path.inner(depth), first))?;
             Some((depth, first))
         };
         if may_merge(&self.path(pin, addr)).is_none() {

@@ -5,7 +5,7 @@
 //! An entry of level 2 that maps 512 frames which follow each other. Nothing else holds them together: each frame has its own
 //! references (one for each space that maps it, by a block or by a page), its own anon_vma and index. So dividing a block
 //! means writing a table of 512 entries and nothing more, any page of it may be copied, freed or found by reverse mapping
-//! alone, and a fork counts 512 references (1 to 2 us). Linux keeps such pages in one compound page instead, and must take
+//! alone, and a fork counts 512 references (3 us). Linux keeps such pages in one compound page instead, and must take
 //! that apart when the last of its mappings is divided.
 //!
 //! # How blocks come and go

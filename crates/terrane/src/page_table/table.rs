@@ -395,7 +395,13 @@ fn describe_table<F: Format, H: Host<Format = F>>(
         if level > Level::PAGE
             && let Some(below) = child::<F, H>(ram, slot.load())
         {
-            describe_table::<F, H>(ram, below, level.below(), base + ((index as u64) << level.shift()), names);
+            describe_table::<F, H>(
+                ram,
+                below,
+                level.below(),
+                base + ((index as u64) << level.shift()),
+                names,
+            );
         }
     }
 }

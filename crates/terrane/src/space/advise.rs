@@ -9,8 +9,8 @@ use crate::error::{Error, FaultError};
 use crate::fault;
 use crate::host::Host;
 use crate::machine::Cpu;
-use crate::object::Object;
 use crate::mm::HugePages;
+use crate::object::Object;
 use crate::vma::{Access, Advice, VmFlags, Vma};
 use core::ops::Range;
 
@@ -20,7 +20,9 @@ impl<H: Host> AddressSpace<H> {
     /// # Errors
     /// [`Error::Invalid`] for an unaligned address, a range that wraps, or a mapping that the advice does not apply to;
     /// [`Error::NoMemory`] when part of the range is not mapped, or memory is short. Populating: [`Error::Invalid`] where the
-    /// mapping does not allow the access, [`Error::BadAddress`] for a page that would raise a signal. Where Linux follows the
+    /// mapping does not allow the access, [`Error::BadAddress`] for a page that would raise a signal. Collapsing:
+    /// [`Error::Invalid`] for memory that is not for huge pages or was never stored to, [`Error::Again`] for pages in a state that
+    /// passes; what can be collapsed is. Where Linux follows the
     /// advice in the mapped parts of a range with holes and then reports `ENOMEM`, so does this for `DONTNEED`,
     /// `WILLNEED` and populating (up to the hole); advice that changes attributes changes nothing then.
     pub fn advise(&self, cpu: &Cpu<H>, addr: u64, len: u64, advice: Advice) -> Result<(), Error> {
@@ -112,7 +114,9 @@ impl<H: Host> AddressSpace<H> {
                 let found = {
                     let pin = cpu.pin();
                     let vma = self.mm().next_vma(&pin, next, range.end);
-                    vma.map(|(vma, seen)| (seen.range, vma.object().is_some() && seen.flags.contains(STORES_REACH)))
+                    vma.map(|(vma, seen)| {
+                        (seen.range, vma.object().is_some() && seen.flags.contains(STORES_REACH))
+                    })
                 };
                 let Some((vma, stores)) = found else {
                     hole = true;

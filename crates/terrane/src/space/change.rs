@@ -194,6 +194,14 @@ impl<'a, H: Host> Change<'a, H> {
         pgoff: u64,
         object: Option<Shared<Object<H>>>,
     ) {
+        let pin = if self.supplies.count() > 0 {
+            pin
+        } else {
+            // What was planned for this went into dividing VMAs that a neighbour had merged with.
+            drop(pin);
+            self.supply();
+            self.cpu.pin()
+        };
         let Some(vma) = self.supplies.create(self.mm, range, flags, pgoff, object) else { return };
         // SAFETY: just made; VMAs are freed an epoch after they leave the index, and this one only by a change of
         // its range, which is ours.
@@ -225,15 +233,14 @@ impl<'a, H: Host> Change<'a, H> {
         // SAFETY: visited: it stays until `leave`.
         let tree = lender.map(|anon| unsafe { anon.as_ref() }.lock_tree());
         let pin = self.cpu.pin();
-        let grown =
-            self.mm.index.extend_up(&mut self.supplies.nodes, &pin, range.start, range.end, |low| {
-                let fits = fits(low);
-                if fits {
-                    self.mm.note(self.cpu, &pin, low);
-                    low.change(|low| low.set_end(range.end));
-                }
-                fits
-            });
+        let grown = self.mm.index.extend_up(&mut self.supplies.nodes, &pin, range.start, range.end, |low| {
+            let fits = fits(low);
+            if fits {
+                self.mm.note(self.cpu, &pin, low);
+                low.change(|low| low.set_end(range.end));
+            }
+            fits
+        });
         drop(pin);
         drop(tree);
         if let Some(anon) = lender {
@@ -288,7 +295,9 @@ impl<'a, H: Host> Change<'a, H> {
             let high = self.mm.index.find(&pin, at);
             // A first look: as a rule there is nothing to merge.
             match low.zip(high) {
-                Some((low, high)) if high.start() == at && merge::can_merge(low, high) => low.object().cloned(),
+                Some((low, high)) if high.start() == at && merge::can_merge(low, high) => {
+                    low.object().cloned()
+                }
                 _ => return,
             }
         };
@@ -506,12 +515,7 @@ impl<'a, H: Host> Change<'a, H> {
     }
 
     /// Sweeps what has been unmapped: `parts`, and the VMAs of the chain, which end here.
-    fn sweep_removed(
-        &mut self,
-        range: AddrRange,
-        mut removed: Option<NonNull<Vma<H>>>,
-        parts: &[AddrRange],
-    ) {
+    fn sweep_removed(&mut self, range: AddrRange, mut removed: Option<NonNull<Vma<H>>>, parts: &[AddrRange]) {
         self.cut_blocks();
         let mut sweep = Sweep::new(self.mm, self.cpu);
         for &part in parts {
@@ -575,9 +579,8 @@ impl<'a, H: Host> Change<'a, H> {
             let pin = self.cpu.pin();
             let Some((vma, seen)) = self.mm.next_vma(&pin, at, range.end) else { return };
             let at_vma = seen.range.start.max(at);
-            let over = |vma: AddrRange| {
-                usize::from(vma.start < range.start) + usize::from(vma.end > range.end)
-            };
+            let over =
+                |vma: AddrRange| usize::from(vma.start < range.start) + usize::from(vma.end > range.end);
             let room = over(seen.range);
             if new(seen.flags) == seen.flags {
                 at = seen.range.end.min(range.end);

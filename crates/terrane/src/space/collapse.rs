@@ -14,13 +14,14 @@
 //! 2. **Take all 512 entries**, waiting for faults that own one. To wait while owning others is safe here, as it is in
 //!    no fault: owners wait for nothing (see [`page_table::entry`](crate::page_table::entry)), and nobody else takes a second
 //!    entry of this table while waiting. What was looked at is checked again; if it will not do, all are given back as they were.
-//! 3. **Shoot down and await the stores** that are under way through old translations. Pages whose entries are taken cannot be
+//! 3. **Shoot down and await the accesses** that are under way through old translations. Pages whose entries are taken cannot be
 //!    stored to any more, nor freed, nor copied by a fault.
-//! 4. **Copy**, a few pages under each pin. Step 3 and 4 take as long as they take: the entries stay taken, unpinned. That is
+//! 4. **Copy**, a few pages under each pin. Steps 3 and 4 take as long as they take: the entries stay taken, unpinned. That is
 //!    right because a table with a taken entry cannot be closed, so it stays where it is.
 //! 5. **Gather**: take the entry of level 2, close the table by tombstones, shoot down (processors keep the upper entry,
 //!    too), publish the block ([`page_table::block`](crate::page_table::block)).
-//! 6. **Give back** the old pages behind the shoot-down, the table behind shoot-down and epoch.
+//! 6. **Give back** the old pages at once, for no access to them has been under way since step 3, and the table behind the
+//!    shoot-down and the epoch.
 //!
 //! A fault that walked to the old table long ago finds entries that are taken, later empty or tombstones: none can be taken
 //! any more, so it starts over and meets the block. A fault that had made its page ready for an entry throws it away.
@@ -54,6 +55,9 @@ use crate::sync::atomic::Ordering;
 use crate::vma::{Access, Anon, Snapshot, VmFlags, Vma};
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
+
+/// Blocks that one look for a candidate passes at most.
+const BLOCKS_A_LOOK: usize = 256;
 
 /// What a step of the collapser has done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -189,7 +193,7 @@ impl<H: Host> AddressSpace<H> {
     /// Goes on with the collapser's round through the space: looks at up to `budget` VMAs and page tables, and makes huge pages
     /// where the policy ([`SpaceConfig::huge_pages`](super::SpaceConfig::huge_pages), advice) allows them, at least
     /// 512 - [`collapse_max_none`](super::SpaceConfig::collapse_max_none) pages are there, and none is shared. The library has no
-    /// threads: a host calls this now and then. Blocks on range locks; not while pinned. A huge page takes some 200 us.
+    /// threads: a host calls this now and then. Blocks on range locks; not while pinned. A huge page takes some 300 us.
     pub fn collapse_step(&self, cpu: &Cpu<H>, budget: usize) -> CollapseProgress {
         let max_none = self.config().collapse_max_none as usize;
         let terms = Terms { max_none, shared: false, background: true };
@@ -227,6 +231,8 @@ impl<H: Host> AddressSpace<H> {
         }
         let ram = mm.ram(&pin);
         let mut found = None;
+        // Blocks are passed quickly, but there may be many, and no pin is to last long.
+        let (mut blocks, mut reached) = (0, None);
         let _ = mm.page_table.for_each_run(&ram, AddrRange::new(start, seen.range.end), |run| {
             if run.level == Level::PAGE && run.slots.len() == TABLE_ENTRIES {
                 let mut census = Census::default();
@@ -234,10 +240,15 @@ impl<H: Host> AddressSpace<H> {
                 found = Some((run.addr, census.check(terms)));
                 return ControlFlow::Break(());
             }
-            ControlFlow::Continue(())
+            blocks += 1;
+            if blocks < BLOCKS_A_LOOK {
+                return ControlFlow::Continue(());
+            }
+            reached = Some(run.addr);
+            ControlFlow::Break(())
         });
         match found {
-            None => past,
+            None => reached.map_or(past, |block| Candidate::NotBefore(block + BLOCK_SIZE)),
             Some((table, Ok(()))) => Candidate::Table(table),
             Some((table, Err(refusal))) => {
                 match refusal {
@@ -331,7 +342,8 @@ impl<H: Host> AddressSpace<H> {
                 pages.push(ram.frames, old);
             }
         }
-        ram.defer(pages, Grace { epoch: None, ticket });
+        // Nobody has reached them since step 3.
+        ram.free_all(pages);
         let mut tables = FrameList::new();
         tables.push(ram.frames, table);
         ram.defer(tables, Grace { epoch: Some(pin.epoch().now()), ticket });

@@ -257,7 +257,7 @@ impl<H: Host> Change<'_, H> {
         fits: Option<Fits>,
     ) {
         let candidate = Candidate { flags, object: object.as_ref(), pgoff, pages: range.pages() };
-        let look = || look_beside(&candidate, range, self.mm.index.neighbours(&pin, range.start));
+        let look = || look_beside(&candidate, range, self.mm.index.neighbours(&pin, range.start, range));
         let Fits { up, down } = fits.unwrap_or_else(look);
         // As a rule there is nothing to continue.
         if !up && !down {

@@ -99,8 +99,7 @@ impl<H: Host> AddressSpace<H> {
         let mm = retry_with_memory(cpu, || {
             let pin = cpu.pin();
             let (range, gaps) = (config.range, config.gaps);
-            let mut mm =
-                Mm::try_new(cpu.machine(), &pin, range, gaps, config.locking, config.fault_around)?;
+            let mut mm = Mm::try_new(cpu.machine(), &pin, range, gaps, config.locking, config.fault_around)?;
             mm.huge_pages = config.huge_pages;
             if config.huge_pages == HugePages::Always {
                 mm.expect_blocks();

@@ -86,7 +86,8 @@ impl<H: Host> AddressSpace<H> {
                 let change = Change::begin(mm, cpu, reach(range));
                 let pin = cpu.pin();
                 // One look for everything: is it free, does what lies above keep its guard gap, what does it continue.
-                let beside = mm.index.neighbours(&pin, range.start);
+                let within = AddrRange::new(range.start, range.end.saturating_add(STACK_GUARD_GAP));
+                let beside = mm.index.neighbours(&pin, range.start, within);
                 let [below, above] = &beside;
                 let is_free = below.is_none_or(|(below, _)| below.end <= range.start)
                     && above.is_none_or(|(above, vma)| {
@@ -109,7 +110,8 @@ impl<H: Host> AddressSpace<H> {
         if let (Some(stretches), true) = (&self.stretches, is_simple(request)) {
             let (mm, config) = (self.mm(), self.config());
             let ask = |range: AddrRange| ask(config, request, len, range, Direction::TopDown);
-            if let Some(addr) = stretches.find(mm, cpu, len, |pin, range| search(mm, pin, config, ask(range))) {
+            if let Some(addr) = stretches.find(mm, cpu, len, |pin, range| search(mm, pin, config, ask(range)))
+            {
                 return Some(addr);
             }
         }
@@ -187,9 +189,10 @@ fn place<H: Host>(
 fn hint<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, limits: AddrRange, addr: u64, len: u64) -> Option<u64> {
     let addr = page_ceil(addr)?.max(limits.start);
     let range = AddrRange::of_len(addr, len).filter(|range| range.end <= limits.end)?;
-    let free = mm.index.first_ending_after(pin, addr).is_none_or(|vma| {
-        range.end <= vma.start().saturating_sub(vma.guard_below()) && vma.start() >= addr
-    });
+    let free = mm
+        .index
+        .first_ending_after(pin, addr)
+        .is_none_or(|vma| range.end <= vma.start().saturating_sub(vma.guard_below()) && vma.start() >= addr);
     free.then_some(addr)
 }
 

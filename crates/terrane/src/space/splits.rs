@@ -9,6 +9,7 @@ use crate::error::OutOfMemory;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::{BLOCK_SIZE, Mm};
+use crate::stats::Counter;
 
 /// The ends of a range, and a frame for the page table that each may need.
 pub(super) struct Splits<'a, H: Host> {
@@ -60,7 +61,12 @@ impl<'a, H: Host> Splits<'a, H> {
             loop {
                 let done = {
                     let pin = self.cpu.pin();
-                    self.mm.divide_block(&self.mm.ram(&pin), at, table)
+                    let (ram, before) = (self.mm.ram(&pin), table.is_some());
+                    let done = self.mm.divide_block(&ram, at, table);
+                    if before && table.is_none() {
+                        ram.count(Counter::PgAlloc);
+                    }
+                    done
                 };
                 if done.is_ok() {
                     break;

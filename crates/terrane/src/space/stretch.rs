@@ -18,7 +18,7 @@ use crate::error::OutOfMemory;
 use crate::host::Host;
 use crate::index::{Direction, GapRequest};
 use crate::machine::Cpu;
-use crate::mm::Mm;
+use crate::mm::{Mm, STACK_GUARD_GAP};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{CpuId, Pin};
 use alloc::boxed::Box;
@@ -84,12 +84,19 @@ impl<H: Host> Stretches<H> {
             return None;
         }
         if let Some(stretch) = self.of(cpu.id())
-            && let Some(addr) = search(&cpu.pin(), stretch)
+            && let Some(addr) = search(&cpu.pin(), self.room(stretch))
         {
             return Some(addr);
         }
         let stretch = self.take(mm, cpu)?;
-        search(&cpu.pin(), stretch)
+        search(&cpu.pin(), self.room(stretch))
+    }
+
+    /// Where in a stretch to place. Large ones leave the guard gap of a stack free at their end, so that no search needs to
+    /// look what begins behind it, which another CPU may be changing.
+    fn room(&self, stretch: AddrRange) -> AddrRange {
+        let margin = if self.size / STACK_GUARD_GAP > SMALL { STACK_GUARD_GAP } else { 0 };
+        AddrRange::new(stretch.start, stretch.end - margin)
     }
 
     /// Takes the highest free stretch that no CPU has.

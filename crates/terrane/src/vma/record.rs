@@ -4,7 +4,7 @@
 //!
 //! The first cache line holds everything a fault reads, and a fault writes none of it but, once in the life of
 //! a VMA, its `anon` pointer. Attributes change only inside a bracket of the sequence counter
-//! ([`SeqCount`]), under the layout lock of the space. `object` and `space` never change.
+//! ([`SeqCount`]), under the lock of the leaf of the index that it is in. `object` and `space` never change.
 //!
 //! # The `anon` pointer
 //!

@@ -49,6 +49,8 @@ struct Record {
 
 // SAFETY: the tests retire what they take out.
 unsafe impl Entry for Record {
+    const GUARD_MAX: u64 = 5 * PAGE_SIZE;
+
     fn start(&self) -> u64 {
         self.start.load(Ordering::Relaxed)
     }

@@ -265,8 +265,20 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
         let last = self.map.range(..addr.div_ceil(P)).next_back().map(|(_, &(_, record))| record);
         assert_eq!(self.index.last_starting_before(pin, addr).map(NonNull::from), last, "before {addr:#x}");
         let above = self.map.range(addr.div_ceil(P)..).next().map(|(_, &(_, record))| record);
-        let [low, high] = self.index.neighbours(pin, addr).map(|item| item.map(|(_, entry)| entry));
+        let beside =
+            |within| self.index.neighbours(pin, addr, within).map(|item| item.map(|(_, entry)| entry));
+        let [low, high] = beside(AddrRange::new(0, u64::MAX));
         assert_eq!((low.map(NonNull::from), high.map(NonNull::from)), (last, above), "beside {addr:#x}");
+        // What does not reach a part of the addresses may be left out, and nothing else.
+        let within = AddrRange::new(addr.saturating_sub(P), addr + 2 * P);
+        let [low, high] = beside(within).map(|entry| entry.map(NonNull::from));
+        let end = self.map.range(..addr.div_ceil(P)).next_back().map(|(_, &(end, _))| end * P);
+        let start = self.map.range(addr.div_ceil(P)..).next().map(|(&start, _)| start * P);
+        assert!(low == last || low.is_none() && end.is_none_or(|end| end < within.start), "below {addr:#x}");
+        assert!(
+            high == above || high.is_none() && start.is_none_or(|start| within.end < start),
+            "above {addr:#x}"
+        );
     }
 
     /// The search against trying every page.

@@ -282,6 +282,35 @@ impl<const N: usize, const F: usize> Writer<'_, N, F> {
     }
 }
 
+/// With `--cfg terrane_watch`: stops for a moment at some of this thread's operations on atomics, so that few threads on few
+/// CPUs come between any two steps of each other.
+#[cfg(terrane_watch)]
+fn disturb() {
+    use crate::sync::atomic::{Access, Op, install};
+
+    std::thread_local! {
+        static LEFT: Cell<u64> = const { Cell::new(1) };
+        static STATE: Cell<u64> = const { Cell::new(0) };
+    }
+    fn hook(access: &Access) {
+        let left = LEFT.get() - 1;
+        LEFT.set(left);
+        if left == 0 || access.op == Op::Spin {
+            let mut random = Random(STATE.get());
+            LEFT.set(1 + random.below(100));
+            match random.below(32) {
+                0 => thread::yield_now(),
+                _ => (0..random.below(60)).for_each(|_| core::hint::spin_loop()),
+            }
+            STATE.set(random.0);
+        }
+    }
+    install(Some(hook));
+}
+
+#[cfg(not(terrane_watch))]
+fn disturb() {}
+
 /// `writers` writers beside a finder and a searcher.
 fn run<const N: usize, const F: usize>(seed: u64, writers: u64, chunks: u64, steps: usize) {
     let epoch = Epoch::try_new(writers as usize + 2).unwrap();
@@ -310,6 +339,7 @@ fn run<const N: usize, const F: usize>(seed: u64, writers: u64, chunks: u64, ste
     let entries = thread::scope(|scope| {
         let (epoch, index, done) = (&epoch, &index, &done);
         scope.spawn(move || {
+            disturb();
             let cpu = epoch.register().unwrap();
             let mut random = Random(seed + 1000);
             while !done.load(Ordering::Relaxed) {
@@ -337,6 +367,7 @@ fn run<const N: usize, const F: usize>(seed: u64, writers: u64, chunks: u64, ste
             }
         });
         scope.spawn(move || {
+            disturb();
             let cpu = epoch.register().unwrap();
             let mut random = Random(seed + 2000);
             while !done.load(Ordering::Relaxed) {
@@ -357,6 +388,7 @@ fn run<const N: usize, const F: usize>(seed: u64, writers: u64, chunks: u64, ste
         let writers: Vec<_> = (0..writers)
             .map(|mine| {
                 scope.spawn(move || {
+                    disturb();
                     // Whoever fails ends the others.
                     let end = End(done);
                     let chunks = (0..chunks).map(|nth| Chunk {
@@ -409,7 +441,7 @@ fn writers_in_the_same_leaves_disturb_nobody() {
 
 #[test]
 fn writers_in_a_tall_tree_disturb_nobody() {
-    run::<4, 4>(3, 3, 200, 5_000);
+    run::<4, 4>(3, 3, 80, 5_000);
     run::<8, 4>(4, 2, 200, 5_000);
 }
 

@@ -76,9 +76,7 @@ impl Owner<'_> {
         match self.random.below(10) {
             0 | 1 => {
                 let prot = self.some_prot();
-                self.space
-                    .map(&self.cpu, MapRequest::anonymous(len, prot).fixed(addr))
-                    .unwrap();
+                self.space.map(&self.cpu, MapRequest::anonymous(len, prot).fixed(addr)).unwrap();
                 range.clone().for_each(|page| self.pages[page] = Page::Private(prot, 0));
             }
             2 => {
