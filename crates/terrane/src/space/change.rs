@@ -114,7 +114,13 @@ impl<'a, H: Host> Change<'a, H> {
     /// Waits for other calls about an address of `range`, and for faults there that are on the locked path.
     #[inline]
     pub(super) fn begin(mm: &'a Mm<H>, cpu: &'a Cpu<H>, range: AddrRange) -> Self {
-        let hold = mm.exclude(cpu, range);
+        Self::begin_within(mm, cpu, range, range)
+    }
+
+    /// The same for a change of `range` that keeps others away from all of `reach`.
+    #[inline]
+    pub(super) fn begin_within(mm: &'a Mm<H>, cpu: &'a Cpu<H>, reach: AddrRange, range: AddrRange) -> Self {
+        let hold = mm.exclude(cpu, reach);
         mm.enter(cpu, &[&hold]);
         let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu) };
         let splits = Splits::new(mm, cpu, range);

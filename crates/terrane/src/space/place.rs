@@ -73,7 +73,7 @@ impl<H: Host> AddressSpace<H> {
         };
         if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
             let range = fixed(config, request.addr, len)?;
-            let change = Change::begin(mm, cpu, reach(range));
+            let change = Change::begin_within(mm, cpu, reach(range), range);
             if request.flags.contains(MapFlags::FIXED_NOREPLACE) && !change.is_free(&cpu.pin(), range) {
                 return Err(Error::Exists);
             }
@@ -83,7 +83,7 @@ impl<H: Host> AddressSpace<H> {
             for _ in 0..TRIES {
                 let Some(addr) = self.candidate(cpu, request, len) else { break };
                 let range = AddrRange::new(addr, addr + len);
-                let change = Change::begin(mm, cpu, reach(range));
+                let change = Change::begin_within(mm, cpu, reach(range), range);
                 let pin = cpu.pin();
                 // One look for everything: is it free, does what lies above keep its guard gap, what does it continue.
                 let within = AddrRange::new(range.start, range.end.saturating_add(STACK_GUARD_GAP));

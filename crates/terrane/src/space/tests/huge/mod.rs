@@ -12,7 +12,7 @@ use crate::page_table::{Level, Pte};
 use crate::space::{HugePages, Locking, MapRequest, SpaceConfig};
 use crate::stats::Counter;
 use crate::testing::{TestFormat, TestHost};
-use crate::vma::{Access, Advice, Prot};
+use crate::vma::{Access, Advice, MapFlags, Prot};
 use alloc::vec::Vec;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -66,6 +66,24 @@ fn the_first_store_makes_a_block_and_unmapping_gives_it_back_whole() {
         bench.assert_nothing_left();
         assert_eq!(count(&bench, Counter::ThpSplitPmd), 0);
     }
+}
+
+#[test]
+fn a_stack_mapped_over_part_of_a_block_begins_with_zeros() {
+    // It keeps others away from its guard gap too, which lies in the block before, but it is where the stack begins that the
+    // block is divided.
+    let bench = Bench::new(2100);
+    let space = mapped(&bench, always(), 2);
+    for n in [512, 612] {
+        bench.store(&space, page(n), n).unwrap();
+    }
+    assert!(is_block(&bench, &space, page(512)));
+    let stack = MapRequest::anonymous(424 * PAGE_SIZE, RW).with(MapFlags::GROWSDOWN).fixed(page(600));
+    assert_eq!(space.map(&bench.cpu, stack), Ok(page(600)));
+    let found = [512, 612, 690].map(|n| bench.load(&space, page(n)));
+    assert_eq!(found, [Ok(512), Ok(0), Ok(0)]);
+    drop(space);
+    bench.assert_nothing_left();
 }
 
 #[test]
