@@ -11,7 +11,7 @@ use crate::host::{Host, Ticket};
 use crate::range_lock::{Held, Mode, Node, RangeLock};
 use crate::stats::{Counter, Stats};
 use crate::sync::atomic::AtomicU64;
-use crate::sync::{CpuId, Epoch, Participant, Pin, Shared};
+use crate::sync::{CpuId, Epoch, Participant, Pin, Recent, Shared};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::cell::Cell;
@@ -186,6 +186,8 @@ pub struct Cpu<H: Host> {
     /// What this CPU has written for the listing under way: images of ranges, and notes of records.
     images: Covered,
     notes: Covered,
+    /// What its last fault found, a layer above.
+    recent: Recent,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -202,6 +204,7 @@ impl<H: Host> Cpu<H> {
             owned: true,
             images: Covered::new(),
             notes: Covered::new(),
+            recent: Recent::new(),
             not_sync: PhantomData,
         })
     }
@@ -216,6 +219,7 @@ impl<H: Host> Cpu<H> {
             owned: false,
             images: Covered::new(),
             notes: Covered::new(),
+            recent: Recent::new(),
             not_sync: PhantomData,
         };
         act(&cpu)
@@ -241,6 +245,12 @@ impl<H: Host> Cpu<H> {
         unsafe { self.machine.epoch.participant(self.id) }
     }
 
+    /// What its last fault found: for `Mm` alone, which keeps VMAs there.
+    #[inline]
+    pub(crate) fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
     /// Pins this CPU; see [`Epoch`]. Not while it is pinned already.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
@@ -263,6 +273,19 @@ impl<H: Host> Cpu<H> {
         // SAFETY: the nodes of a CPU are for who acts as that CPU, which is one at a time; and a space, with its range
         // locks, keeps its machine.
         unsafe { lock.lock(&self.machine.host, self.id, node, range, mode) }
+    }
+
+    /// The same if that takes no waiting; see [`RangeLock::lock_at_once`]. May be called while pinned.
+    #[inline]
+    pub(crate) fn lock_range_at_once<'a>(
+        &'a self,
+        lock: &'a RangeLock,
+        range: AddrRange,
+        mode: Mode,
+    ) -> Option<Held<'a, H>> {
+        let [node] = self.range_nodes();
+        // SAFETY: as above.
+        unsafe { lock.lock_at_once(&self.machine.host, self.id, node, range, mode) }
     }
 
     /// Locks two disjoint ranges of a space of this machine, as [`lock_range`](Self::lock_range) does one: for moving a mapping.

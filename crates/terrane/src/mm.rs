@@ -288,6 +288,32 @@ impl<H: Host> Mm<H> {
         }
     }
 
+    /// The VMA of this CPU's last fault, if `addr` is in it, with the value of its counter and its attributes.
+    #[inline]
+    pub fn recent_vma<'p>(
+        &self,
+        cpu: &Cpu<H>,
+        pin: &'p Pin<'_>,
+        addr: u64,
+    ) -> Option<(&'p Vma<H>, u32, Snapshot)> {
+        // SAFETY: `remember_vma` alone uses it, and a CPU sees spaces of one machine only.
+        let vma: &Vma<H> = unsafe { cpu.recent().get(pin) }?;
+        if vma.space() != self.cookie() {
+            return None;
+        }
+        // Odd when it has left the space.
+        let seq = vma.seq.read()?;
+        let seen = vma.snapshot();
+        (seen.range.contains(addr) && vma.seq.unchanged(seq)).then_some((vma, seq, seen))
+    }
+
+    /// Remembers the VMA of a fault, which was found under `pin`.
+    #[inline]
+    pub fn remember_vma(&self, cpu: &Cpu<H>, pin: &Pin<'_>, vma: &Vma<H>) {
+        // SAFETY: found in the index under the pin, and VMAs leave it through `Vma::retire`.
+        unsafe { cpu.recent().set(pin, vma) };
+    }
+
     /// The VMA at `at`, or the first that starts between it and `end`; `at..end` is held. As exact as [`vma_at`](Self::vma_at).
     #[inline]
     pub fn next_vma<'p>(&'p self, pin: &'p Pin<'_>, at: u64, end: u64) -> Option<(&'p Vma<H>, Snapshot)> {

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use terrane::index::{Direction, Entry, GapRequest, Index, Reserve};
 use terrane::sync::atomic::{AtomicU64, Ordering};
-use terrane::sync::{CpuId, Epoch, Participant, Pin, RetireLink};
+use terrane::sync::{CpuId, Epoch, Freeing, Participant, Pin, RetireLink};
 use terrane::{AddrRange, PAGE_SIZE};
 
 #[repr(C)]
@@ -29,7 +29,7 @@ unsafe impl Entry for Record {
 // SAFETY: the link is used by the queue of the epoch only.
 unsafe impl Sync for Record {}
 
-unsafe fn free(link: NonNull<RetireLink>, _: &Participant<'_>) {
+unsafe fn free(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
     // SAFETY: the link is the first field of a record that `insert` leaked.
     drop(unsafe { Box::from_raw(link.cast::<Record>().as_ptr()) });
 }

@@ -11,7 +11,7 @@ use terrane::Frame;
 use terrane::frame::{FrameList, Grace};
 use terrane::host::Ticket;
 use terrane::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use terrane::sync::{Epoch, Participant, RetireLink};
+use terrane::sync::{Epoch, Freeing, Participant, Recent, RetireLink};
 
 #[repr(C)]
 struct Object {
@@ -19,12 +19,15 @@ struct Object {
     value: UnsafeCell<u64>,
 }
 
-unsafe fn free(link: NonNull<RetireLink>, _: &Participant<'_>) {
+unsafe fn free(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
     // SAFETY: the link is the first field of an object that `retiring` owns to its end.
     let object = unsafe { link.cast::<Object>().as_ref() };
     // SAFETY: nobody may see the object any more; loom checks it.
     object.value.with_mut(|value| unsafe { *value = 0 });
 }
+
+// SAFETY: the value is used under the protocol that is to be checked; loom watches it.
+unsafe impl Sync for Object {}
 
 struct Scene {
     epoch: Epoch,
@@ -77,6 +80,65 @@ fn retiring() {
     reader.join().unwrap();
     // Nobody is pinned any more: what is left must come back now.
     assert_eq!(freed + me.collect_now() + me.collect_now(), 1);
+}
+
+/// A reader that keeps what it found from one pin to the next, against someone who unlinks, retires and frees.
+fn remembering() {
+    let object = Box::new(Object { link: RetireLink::new(), value: UnsafeCell::new(7) });
+    let scene = Arc::new(Scene {
+        epoch: Epoch::try_new(2).unwrap(),
+        current: AtomicPtr::new(std::ptr::from_ref(&*object).cast_mut()),
+        object,
+    });
+    let ids = [(); 2].map(|()| {
+        let me = scene.epoch.register().unwrap();
+        drop(me.pin());
+        me.id()
+    });
+    let other = Arc::clone(&scene);
+    let reader = thread::spawn(move || {
+        // SAFETY: this thread is that processor.
+        let me = unsafe { other.epoch.participant(ids[1]) };
+        let recent = Recent::new();
+        {
+            let pin = me.pin();
+            // SAFETY: what is linked is an object that is not freed while the pin lasts.
+            if let Some(object) = unsafe { other.current.load(Ordering::Acquire).as_ref() } {
+                // SAFETY: retired by `Participant::retire`.
+                unsafe { recent.set(&pin, object) };
+            }
+        }
+        let pin = me.pin();
+        // SAFETY: an object, as above.
+        if let Some(object) = unsafe { recent.get::<Object>(&pin) } {
+            // SAFETY: read only; loom checks it.
+            assert_eq!(object.value.with(|value| unsafe { *value }), 7);
+        }
+        drop(pin);
+    });
+    // SAFETY: this thread is that processor.
+    let me = unsafe { scene.epoch.participant(ids[0]) };
+    {
+        let pin = me.pin();
+        scene.current.store(std::ptr::null_mut(), Ordering::Release);
+        // SAFETY: unlinked, and owned by the scene until the end.
+        unsafe { Participant::retire(&pin, NonNull::from(&scene.object.link), free) };
+    }
+    let freed = me.collect_now() + me.collect_now();
+    reader.join().unwrap();
+    assert_eq!(freed + me.collect_now() + me.collect_now(), 1);
+}
+
+#[test]
+fn what_is_remembered_is_not_freed() {
+    check(Total, 2, remembering);
+}
+
+#[test]
+fn remembering_needs_the_epoch() {
+    for name in ["recent_of_any_epoch", "advance_past_pins", "grace_of_one"] {
+        check_caught(name, Total, 2, remembering);
+    }
 }
 
 #[test]

@@ -200,13 +200,20 @@ impl<'a, H: Host> Course<'a, H> {
             self.first = false;
             ram.event(Counter::PgFault, self.addr);
         }
-        // A miss proves nothing (A1).
-        let vma = mm.index.find(&pin, self.addr).ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
-        let seq = vma.seq.read().ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
-        let seen = vma.snapshot();
-        if !seen.range.contains(self.addr) || !vma.seq.unchanged(seq) {
-            return Err(Stop::GiveUp(Counter::SpfVmaChanged));
-        }
+        let (vma, seq, seen) = match mm.recent_vma(cpu, &pin, self.addr) {
+            Some(recent) => recent,
+            None => {
+                // A miss proves nothing (A1).
+                let vma = mm.index.find(&pin, self.addr).ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
+                let seq = vma.seq.read().ok_or(Stop::GiveUp(Counter::SpfVmaChanged))?;
+                let seen = vma.snapshot();
+                if !seen.range.contains(self.addr) || !vma.seq.unchanged(seq) {
+                    return Err(Stop::GiveUp(Counter::SpfVmaChanged));
+                }
+                mm.remember_vma(cpu, &pin, vma);
+                (vma, seq, seen)
+            }
+        };
         let result = act(&Attempt { mm, ram, vma, seen, seq: Some(seq), blocks })?;
         if self.counted {
             ram.event(Counter::SpeculativePgFault, self.addr);
@@ -228,7 +235,14 @@ impl<'a, H: Host> Course<'a, H> {
             self.first = false;
             ram.event(Counter::PgFault, self.addr);
         }
-        let (vma, seen) = mm.vma_at(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
+        let (vma, seen) = match mm.recent_vma(cpu, &pin, self.addr) {
+            Some((vma, _, seen)) => (vma, seen),
+            None => {
+                let (vma, seen) = mm.vma_at(&pin, self.addr).ok_or(Stop::Fail(FaultError::NotMapped))?;
+                mm.remember_vma(cpu, &pin, vma);
+                (vma, seen)
+            }
+        };
         act(&Attempt { mm, ram, vma, seen, seq: None, blocks })
     }
 

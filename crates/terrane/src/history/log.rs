@@ -7,7 +7,7 @@
 use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use crate::sync::{Participant, Pin, RetireLink};
+use crate::sync::{Freeing, Participant, Pin, RetireLink};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem::offset_of;
@@ -134,7 +134,7 @@ impl Log {
         unsafe { Participant::retire(pin, link, Self::free_retired) };
     }
 
-    unsafe fn free_retired(link: NonNull<RetireLink>, _: &Participant<'_>) {
+    unsafe fn free_retired(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
         // SAFETY: the link is the `retire` field of a log, as given to `retire` above.
         let log = unsafe { link.byte_sub(offset_of!(Self, retire)) }.cast::<Self>();
         // SAFETY: a box of one log, given up by its only owner.

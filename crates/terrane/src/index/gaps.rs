@@ -386,13 +386,9 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     fn search_hinted(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
         let ahead = request.direction == Direction::BottomUp;
-        let from_the_end = if !ahead && request.high >= self.top.limits.end {
-            self.seek_last_gap(pin, request.length)
-        } else {
-            None
-        };
         let near = if ahead { request.low } else { request.high - 1 };
-        let mut path = from_the_end.unwrap_or_else(|| self.path(pin, near));
+        let from_above = if ahead { None } else { self.seek_last_gap(pin, near, request.length) };
+        let mut path = from_above.unwrap_or_else(|| self.path(pin, near));
         loop {
             let hint = Self::hint(&path);
             if hint >= request.length {
@@ -413,16 +409,37 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         }
     }
 
-    /// The path to the last leaf that the hints say is worth a look: where a search from the end of the limits downwards
-    /// begins, without going to the end first. `None` when a hint on the way is too high: then the search goes the
-    /// long way, and corrects it.
+    /// The path to the last leaf, up to that of the address `near`, that the hints say is worth a look: where a search
+    /// downwards begins, without going to `near` first. `None` when there is none, or a hint on the way is too high: then the
+    /// search goes the long way, and corrects it.
     #[inline(always)]
-    fn seek_last_gap<'p>(&'p self, pin: &'p Pin<'_>, length: u64) -> Option<Path<'p, T, N, F>> {
+    fn seek_last_gap<'p>(&'p self, pin: &'p Pin<'_>, near: u64, length: u64) -> Option<Path<'p, T, N, F>> {
         let mut path = self.top_of_path(pin);
-        for depth in 0..path.height() {
+        // On the way to `near`, what lies further on in a node is above it: a hint of the node above speaks for that as well.
+        let mut is_near = near < self.top.limits.end - PAGE_SIZE;
+        let mut depth = 0;
+        while depth < path.height() {
             let inner = path.inner(depth);
-            let worth = |&at: &usize| inner.gap(at).load(Ordering::SeqCst) >= length;
-            path.enter(depth, (0..inner.len()).rev().find(worth)?);
+            let count = if is_near { inner.route(near) + 1 } else { inner.len() };
+            if let Some(at) = inner.last_gap(count, length) {
+                is_near &= at + 1 == count;
+                path.enter(depth, at);
+                depth += 1;
+                continue;
+            }
+            if !is_near {
+                return None;
+            }
+            // Back to the lowest node on the way that has something before it.
+            is_near = false;
+            loop {
+                depth = depth.checked_sub(1)?;
+                if let Some(at) = path.inner(depth).last_gap(path.at(depth), length) {
+                    path.enter(depth, at);
+                    depth += 1;
+                    break;
+                }
+            }
         }
         Some(path)
     }
@@ -444,27 +461,30 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         if request.direction == Direction::BottomUp {
             return None;
         }
+        let lowest = request.low + request.length;
         let (addr, above, border) = leaf.read(|leaf| {
             let (low, high, len) = (leaf.low(), leaf.high(), leaf.len());
             // From above, the gap below the entry of each rank; at first the one above the last entry.
-            let (mut top, mut above) = (high, ptr::null_mut());
-            let mut is_known = request.high <= high;
+            let (mut top, mut is_known) = (high, request.high <= high);
             for rank in (0..=len).rev() {
                 // The gap below the first entry may begin further down, but what lies in the span is free, and the higher part.
-                let bottom = rank.checked_sub(1).map_or(low, |below| leaf.end(below));
-                if is_known && let Some(addr) = request.place(bottom.max(request.low), top.min(request.high))
+                let (below, bottom) = match rank.checked_sub(1) {
+                    Some(below) => leaf.bounds(below),
+                    None => (0, low),
+                };
+                // By size first: as a rule most gaps of a leaf are none.
+                if top.saturating_sub(bottom) >= request.length
+                    && is_known
+                    && let Some(addr) = request.place(bottom.max(request.low), top.min(request.high))
                 {
+                    let above = if rank < len { leaf.entry(rank) } else { ptr::null_mut() };
                     return Some((addr, above, (rank == len).then_some(high)));
                 }
-                let Some(below) = rank.checked_sub(1) else { break };
-                if !is_known && request.high > leaf.end(below) {
-                    // What lies above the leaf must be asked first.
+                // Further down nothing is in bounds; or what lies above the leaf must be asked first.
+                if rank == 0 || below < lowest || (!is_known && request.high > bottom) {
                     break;
                 }
-                (top, above, is_known) = (leaf.start(below), leaf.entry(below), true);
-                if top < request.low + request.length {
-                    break;
-                }
+                (top, is_known) = (below, true);
             }
             None
         })?;
@@ -546,7 +566,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
                 // separator may have been overtaken, see `raise_fence`.)
                 None
             } else {
-                (0..at).rev().find(worth)
+                inner.last_gap(at, request.length)
             };
             let Some(next) = next else {
                 if depth > 0 {
@@ -559,8 +579,10 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             while depth < height {
                 let inner = path.inner(depth);
                 let worth = |&at: &usize| inner.gap(at).load(Ordering::SeqCst) >= request.length;
-                let next =
-                    if ahead { (0..inner.len()).find(worth) } else { (0..inner.len()).rev().find(worth) };
+                let next = match ahead {
+                    true => (0..inner.len()).find(worth),
+                    false => inner.last_gap(inner.len(), request.length),
+                };
                 let Some(next) = next else {
                     Self::correct_inner(pin, path, depth);
                     break;

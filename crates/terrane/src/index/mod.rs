@@ -153,7 +153,7 @@ mod tests;
 mod write;
 
 pub use reserve::Reserve;
-pub use write::Edit;
+pub use write::{Alone, Edit};
 
 use node::{Item, Leaf};
 

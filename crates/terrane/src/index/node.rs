@@ -240,6 +240,14 @@ impl<T, const N: usize> Leaf<T, N> {
         self.slots[self.slot(rank)].end.load(Ordering::Relaxed)
     }
 
+    /// Start and end of the entry of this rank.
+    #[inline]
+    pub(super) fn bounds(&self, rank: usize) -> (u64, u64) {
+        let slot = self.slot(rank);
+        let start = self.keys[slot].load(Ordering::Relaxed) & !SLOT_BITS;
+        (start, self.slots[slot].end.load(Ordering::Relaxed))
+    }
+
     /// The entry of this rank; null for the sentinel.
     #[inline]
     pub(super) fn entry(&self, rank: usize) -> *mut T {
@@ -473,6 +481,12 @@ impl<const F: usize> Inner<F> {
     /// The highest of all gap hints.
     pub(super) fn highest_gap(&self) -> u64 {
         self.gaps[..self.len()].iter().fold(0, |most, gap| most.max(gap.load(Ordering::SeqCst) & !MARK))
+    }
+
+    /// The last of the first `count` children whose hint allows for a gap of `length`.
+    #[inline]
+    pub(super) fn last_gap(&self, count: usize, length: u64) -> Option<usize> {
+        self.gaps[..count.min(F)].iter().rposition(|gap| gap.load(Ordering::SeqCst) >= length)
     }
 
     /// True when a neighbour's span has swallowed that of child `at`, which then holds no entry.

@@ -2,7 +2,7 @@
 
 use super::node::{Inner, Leaf, Node};
 use crate::error::OutOfMemory;
-use crate::sync::{Participant, Pin, RetireLink};
+use crate::sync::{Freeing, Participant, Pin, RetireLink};
 use alloc::alloc::{Layout, alloc, dealloc};
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
@@ -121,7 +121,7 @@ pub(super) unsafe fn retire<N: Node>(pin: &Pin<'_>, node: *mut N) {
 }
 
 /// Frees a node: what [`retire`] leaves to the epoch.
-unsafe fn release<N: Node>(link: NonNull<RetireLink>, _: &Participant<'_>) {
+unsafe fn release<N: Node>(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
     let node = link.as_ptr().wrapping_byte_sub(N::OFFSET);
     // SAFETY: the node was given up with this link and this kind, and its grace period is over.
     unsafe { free(node.cast::<N>()) };

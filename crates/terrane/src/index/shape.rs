@@ -353,20 +353,9 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// takes what insertions have been promised, and leaves it undone while another changes the structure.
     #[cold]
     pub(super) fn merge(&self, reserve: &mut Reserve<T, N, F>, pin: &Pin<'_>, addr: u64) {
-        // A scant leaf without a partner (between two fences, say) comes here with every removal: so look before the lock is
-        // taken, which is one for all.
-        let may_merge = |path: &Path<'_, T, N, F>| {
-            let depth = path.height().checked_sub(1)?;
-            let first =
-                partner(path.inner(depth), path.at(depth), |first| Self::fits(path.inner(depth), first))?;
-            Some((depth, first))
-        };
-        if may_merge(&self.path(pin, addr)).is_none() {
-            return;
-        }
         let Some(_shape) = self.shape.try_lock() else { return };
         let path = self.path(pin, addr);
-        let Some((depth, first)) = may_merge(&path) else { return };
+        let Some((depth, first)) = Self::may_merge(&path) else { return };
         if !self.may_spend(reserve, 1, 1) {
             return;
         }
@@ -401,6 +390,16 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             self.merge_inner(reserve, pin, addr, depth);
         }
         self.lower_root(pin);
+    }
+
+    /// Which leaf below the path's lowest inner node can be one with the next: the path's own, or the one before it. Without
+    /// locks: a scant leaf without a partner (between two fences, say) is asked about with every removal, and the structure
+    /// lock is one for all.
+    #[inline]
+    pub(super) fn may_merge(path: &Path<'_, T, N, F>) -> Option<(usize, usize)> {
+        let depth = path.height().checked_sub(1)?;
+        let inner = path.inner(depth);
+        partner(inner, path.at(depth), |first| Self::fits(inner, first)).map(|first| (depth, first))
     }
 
     /// Child `at` of one of the lowest inner nodes.

@@ -14,6 +14,17 @@ use core::ptr::NonNull;
 /// No address that was freed.
 const NONE: u64 = u64::MAX;
 
+/// What came of [`Index::insert_alone`]. Nothing has changed but for `Inserted`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Alone {
+    /// The entry is in.
+    Inserted,
+    /// The range, or the guard of what lies above it, is not free.
+    Taken,
+    /// More must be looked at or changed than one leaf.
+    Unclear,
+}
+
 /// A change of one entry under the lock of its leaf: what [`Index::edit`] hands out.
 ///
 /// It stays with the entry it began with, which is always the lower part of a division.
@@ -23,6 +34,7 @@ pub struct Edit<'e, T: Entry, const N: usize = { super::LEAF_SLOTS }, const F: u
     range: AddrRange,
     removed: bool,
     divisions: usize,
+    absorbed: usize,
     /// An address in each of the ranges that were freed: at the start and at the end.
     freed: [u64; 2],
 }
@@ -67,6 +79,58 @@ impl<T: Entry, const N: usize, const F: usize> Edit<'_, T, N, F> {
         self.divisions += 1;
     }
 
+    /// The entry that ends where this one starts, if it is in the same leaf. `None` proves nothing.
+    #[inline]
+    pub fn below(&self) -> Option<&T> {
+        let below = self.rank.checked_sub(1).filter(|&below| self.leaf.end(below) == self.range.start)?;
+        // SAFETY: in the leaf, which is locked, under the pin of the edit, so not yet freed (contract of `Entry`).
+        unsafe { self.leaf.entry(below).as_ref() }
+    }
+
+    /// The entry that starts where this one ends, if it is in the same leaf. `None` proves nothing.
+    #[inline]
+    pub fn above(&self) -> Option<&T> {
+        let above = self.rank + 1;
+        let touches = above < self.leaf.len() && self.leaf.start(above) == self.range.end;
+        // SAFETY: as in `below`.
+        if touches { unsafe { self.leaf.entry(above).as_ref() } } else { None }
+    }
+
+    /// True when what lies below, touching or not, is in another leaf, and may touch.
+    #[inline]
+    pub fn is_at_low_edge(&self) -> bool {
+        self.rank == 0 && self.leaf.low() == self.range.start
+    }
+
+    /// True when what lies above, touching or not, is in another leaf, and may touch.
+    #[inline]
+    pub fn is_at_high_edge(&self) -> bool {
+        self.rank + 1 == self.leaf.len() && self.leaf.high() == self.range.end
+    }
+
+    /// [`above`](Self::above) is taken out, and the entry takes its range. The caller changes the records.
+    pub fn absorb_above(&mut self) {
+        let above = self.rank + 1;
+        debug_assert!(self.above().is_some() && !self.removed);
+        self.range.end = self.leaf.end(above);
+        // First the one, then the other: every address is found in one of the two at any time.
+        self.leaf.set_end(self.rank, self.range.end);
+        self.leaf.remove(above);
+        self.absorbed += 1;
+    }
+
+    /// The entry is taken out, and [`below`](Self::below) takes its range; the edit goes on with that one. The caller changes
+    /// the records.
+    pub fn absorb_into_below(&mut self) {
+        debug_assert!(self.below().is_some() && !self.removed);
+        let below = self.rank - 1;
+        self.leaf.set_end(below, self.range.end);
+        self.leaf.remove(self.rank);
+        self.rank = below;
+        self.range.start = self.leaf.start(below);
+        self.absorbed += 1;
+    }
+
     /// Takes the entry out of the index: the last thing that is done with it. Readers may still use it: it is to be freed
     /// through the epoch.
     pub fn remove(&mut self) {
@@ -98,6 +162,64 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             Self::insert_into(&leaf, item);
         }
         self.len.add(pin.cpu(), 1);
+    }
+
+    /// Adds an entry for `range`, as [`insert`](Self::insert) does, if the leaf shows in one look that the range is free, that it
+    /// leaves the guard of what lies above free, and that `joins` says of neither of the entries that touch it (below, above)
+    /// that it is to be extended instead. So a caller that as a rule finds it so needs no look before.
+    #[inline]
+    pub fn insert_alone(
+        &self,
+        reserve: &mut Reserve<T, N, F>,
+        pin: &Pin<'_>,
+        range: AddrRange,
+        entry: NonNull<T>,
+        joins: impl FnOnce(Option<&T>, Option<&T>) -> bool,
+    ) -> Alone {
+        let AddrRange { start, end } = range;
+        debug_assert!(is_page_aligned(start) && is_page_aligned(end) && start < end);
+        let leaf = self.lock_leaf(pin, start);
+        let (rank, len) = (leaf.rank(start), leaf.len());
+        if len == N || end > leaf.high() {
+            return Alone::Unclear;
+        }
+        // SAFETY (both): in place under the pin, so not yet freed (contract of `Entry`).
+        let entry_at = |rank: usize| unsafe { leaf.entry(rank).as_ref() };
+        let below = match rank.checked_sub(1).map(|below| (below, leaf.end(below))) {
+            Some((_, bottom)) if bottom > start => return Alone::Taken,
+            Some((below, bottom)) => {
+                if bottom == start {
+                    entry_at(below)
+                } else {
+                    None
+                }
+            }
+            // Entries lie in the spans of their leaves, so nothing of another one touches the range.
+            None if leaf.low() < start => None,
+            None => return Alone::Unclear,
+        };
+        let above = if rank < len {
+            let top = leaf.start(rank);
+            let Some(room) = top.checked_sub(end) else { return Alone::Taken };
+            // The record of what is far away is none of our business, and a cache miss.
+            let near = if room < T::GUARD_MAX { entry_at(rank) } else { None };
+            if near.is_some_and(|near| room < near.guard_below()) {
+                return Alone::Taken;
+            }
+            near.filter(|_| room == 0)
+        } else if leaf.high() - end >= T::GUARD_MAX {
+            None
+        } else {
+            return Alone::Unclear;
+        };
+        if joins(below, above) {
+            return Alone::Unclear;
+        }
+        reserve.promised = reserve.promised.saturating_sub(1);
+        leaf.insert(rank, Item { start, end, entry: entry.as_ptr() });
+        drop(leaf);
+        self.len.add(pin.cpu(), 1);
+        Alone::Inserted
     }
 
     #[inline]
@@ -136,18 +258,20 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         let range = AddrRange { start: leaf.start(rank), end: leaf.end(rank) };
         // SAFETY: in place under the pin, so not yet freed (contract of `Entry`).
         let entry = unsafe { leaf.entry(rank).as_ref() }?;
-        let mut edit = Edit { leaf: &leaf, rank, range, removed: false, divisions: 0, freed: [NONE; 2] };
+        let mut edit =
+            Edit { leaf: &leaf, rank, range, removed: false, divisions: 0, absorbed: 0, freed: [NONE; 2] };
         let result = act(entry, &mut edit);
-        let Edit { removed, divisions, freed, .. } = edit;
+        let Edit { rank, removed, divisions, absorbed, freed, .. } = edit;
         // The gaps before the entry (or where it was), and behind it.
         let count = |which: usize| match freed[which] {
             NONE => Counted::Yes,
             _ => self.count(&path, &leaf, rank + which),
         };
         let counted = [count(0), count(1)];
-        let is_scant = removed && leaf.len() <= scant(N);
+        let gone = absorbed + usize::from(removed);
+        let is_scant = gone > 0 && leaf.len() <= scant(N);
         drop(leaf);
-        let change = divisions as i64 - i64::from(removed);
+        let change = divisions as i64 - gone as i64;
         if change != 0 {
             reserve.promised = reserve.promised.saturating_sub(divisions);
             self.len.add(pin.cpu(), change);
@@ -162,7 +286,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
                 self.settle(pin, addr);
             }
         }
-        if is_scant {
+        if is_scant && Self::may_merge(&path).is_some() {
             self.merge(reserve, pin, addr);
         }
         Some(result)

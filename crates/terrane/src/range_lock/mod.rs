@@ -220,6 +220,38 @@ impl RangeLock {
         Some(Held { lock: self, node, caller, waited: false })
     }
 
+    /// Locks `range` if it lies within one zone and nothing is in the way, not even a wide range elsewhere in the zone. Never
+    /// waits but for the spin lock of the bucket, so it may be called while pinned. `None` says nothing: ask
+    /// [`lock`](Self::lock) then.
+    ///
+    /// # Safety
+    /// As for [`lock`](Self::lock).
+    #[inline]
+    pub unsafe fn lock_at_once<'a, W: Wait>(
+        &'a self,
+        wait: &'a W,
+        cpu: CpuId,
+        node: &'a Node,
+        range: AddrRange,
+        mode: Mode,
+    ) -> Option<Held<'a, W>> {
+        let caller = Caller { wait, cpu };
+        let bucket = self.bucket_of(range)?;
+        node.prepare(range, mode, false);
+        let locked = {
+            let mut nodes = caller.enter(&self.buckets[bucket].nodes);
+            // Under the lock of the bucket: see the head.
+            self.announced.load(Ordering::Acquire) & (1 << bucket) == 0
+                && !nodes.blocks(node)
+                && nodes.append(node)
+        };
+        if !locked {
+            node.release();
+            return None;
+        }
+        Some(Held { lock: self, node, caller, waited: false })
+    }
+
     /// Locks two disjoint ranges, for a move: waits for one, holding nothing, and tries the other, beginning with the lower; if
     /// that fails, the other way round. So two that want the same two meet at the lower, and whoever is in the way
     /// of one gets on.

@@ -20,10 +20,11 @@ use super::sweep::Sweep;
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
 use crate::host::Host;
-use crate::index::Reserve;
+use crate::index::{Alone, Reserve};
 use crate::machine::{Cpu, Record};
 use crate::mm::{Exclusive, Mm};
 use crate::object::{MappingList, Object};
+use crate::range_lock::Mode;
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::sync::{Pin, Shared};
@@ -35,9 +36,12 @@ use core::ptr::NonNull;
 /// part above it become VMAs), and a VMA of its own.
 const SPARE: usize = 3;
 
+/// Records that a change has reserved.
+pub(super) type Records = [Option<NonNull<Record>>; SPARE];
+
 /// Records and index nodes that a change has reserved.
 struct Supplies<H: Host> {
-    records: [Option<NonNull<Record>>; SPARE],
+    records: Records,
     nodes: Reserve<Vma<H>>,
 }
 
@@ -84,8 +88,8 @@ impl<H: Host> Supplies<H> {
 
 /// Makes a VMA for `part` of `vma`, whose bracket is open, with `flags`: with a use of the anon_vma, and in the list of the
 /// object's mappings.
-fn part_off<H: Host>(
-    records: &mut [Option<NonNull<Record>>; SPARE],
+pub(super) fn part_off<H: Host>(
+    records: &mut Records,
     mm: &Mm<H>,
     vma: &Vma<H>,
     seen: Snapshot,
@@ -127,6 +131,17 @@ impl<'a, H: Host> Change<'a, H> {
         Self { mm, cpu, supplies, splits, limits: None, hold }
     }
 
+    /// [`begin`](Self::begin) while pinned, if nobody is in the way and no listing is under way; `None` says nothing.
+    #[inline]
+    pub(super) fn begin_at_once(mm: &'a Mm<H>, cpu: &'a Cpu<H>, range: AddrRange) -> Option<Self> {
+        let hold = Exclusive::Range(cpu.lock_range_at_once(&mm.ranges, range, Mode::Exclusive)?);
+        if mm.history.active() != 0 {
+            return None;
+        }
+        let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu) };
+        Some(Self { mm, cpu, supplies, splits: Splits::new(mm, cpu, range), limits: None, hold })
+    }
+
     /// Keeps others from changing how much is mapped, until this change ends.
     pub(super) fn hold_limits(&mut self) {
         self.limits = Some(self.mm.limits.lock());
@@ -141,6 +156,11 @@ impl<'a, H: Host> Change<'a, H> {
             }
         }
         Ok(())
+    }
+
+    /// What has been reserved, for a step in another module.
+    pub(super) fn supplies(&mut self) -> (&mut Records, &mut Reserve<Vma<H>>) {
+        (&mut self.supplies.records, &mut self.supplies.nodes)
     }
 
     /// Reserves what dividing the blocks at the ends of the range takes: for changes that take pages or permissions away. Not
@@ -225,6 +245,31 @@ impl<'a, H: Host> Change<'a, H> {
         };
         self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
         self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
+    }
+
+    /// Maps `range` as a VMA of private memory of its own, if one look shows that it is free and continues nothing; a record is
+    /// planned for. Says whether it did.
+    #[inline]
+    pub(super) fn insert_alone(
+        &mut self,
+        pin: &Pin<'_>,
+        range: AddrRange,
+        flags: VmFlags,
+        pgoff: u64,
+    ) -> bool {
+        let Some(vma) = self.supplies.create(self.mm, range, flags, pgoff, None) else { return false };
+        let candidate = merge::Candidate { flags, object: None, pgoff, pages: range.pages() };
+        let joins = |below: Option<&Vma<H>>, above: Option<&Vma<H>>| {
+            below.is_some_and(|low| candidate.extends_up(low))
+                || above.is_some_and(|high| candidate.extends_down(high))
+        };
+        if self.mm.index.insert_alone(&mut self.supplies.nodes, pin, range, vma, joins) != Alone::Inserted {
+            // It was nowhere, and has nothing that needs dropping: a record again.
+            self.supplies.records[0] = Some(vma.cast());
+            return false;
+        }
+        self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
+        true
     }
 
     /// Maps `range`, which is free, by letting the VMA that ends where it starts grow, if `fits` says that the two are one
@@ -350,7 +395,7 @@ impl<'a, H: Host> Change<'a, H> {
         self.end_use(spare);
     }
 
-    fn end_use(&self, anon: Option<NonNull<AnonVma<H>>>) {
+    pub(super) fn end_use(&self, anon: Option<NonNull<AnonVma<H>>>) {
         if let Some(anon) = anon {
             // SAFETY: the count was a VMA's, which gave it up; it keeps the node until here.
             unsafe { anon.as_ref().end_use(&self.mm.machine, &self.cpu.participant()) };
@@ -366,23 +411,18 @@ impl<'a, H: Host> Change<'a, H> {
     /// Unmaps `range` if it is exactly one VMA, which takes nothing from reserves. False, and nothing done, when it is not.
     #[inline]
     pub(super) fn remove_whole(&mut self, pin: Pin<'_>, range: AddrRange) -> bool {
-        let found = self.mm.index.find(&pin, range.start);
-        let Some(vma) = found.filter(|vma| vma.range() == range) else { return false };
-        let vma = NonNull::from(vma);
         let removed = self.mm.index.edit(&mut self.supplies.nodes, &pin, range.start, 0, |vma, edit| {
-            let whole = edit.range() == range;
-            if whole {
-                vma.seq.kill();
-                edit.remove();
+            if edit.range() != range {
+                return None;
             }
-            whole
+            vma.seq.kill();
+            edit.remove();
+            Some(NonNull::from(vma))
         });
-        if removed != Some(true) {
-            return false;
-        }
+        let Some(Some(vma)) = removed else { return false };
         self.mm.mapped.add(self.cpu.id(), -(range.pages() as i64));
         self.committed();
-        // SAFETY: it was whole and at this address, which is ours: the one that was found; not yet retired.
+        // SAFETY: taken out just now, and retired only below.
         let record = unsafe { vma.as_ref() };
         // Memory that was never touched: nothing to sweep, and all under one pin.
         if record.object().is_none() && !self.has_tables(&pin, range) {
@@ -553,7 +593,7 @@ impl<'a, H: Host> Change<'a, H> {
     }
 
     /// True when there is a page table for part of `range`.
-    fn has_tables(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
+    pub(super) fn has_tables(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
         self.mm.page_table.for_each_run(&self.mm.ram(pin), range, |_| ControlFlow::Break(())).is_break()
     }
 

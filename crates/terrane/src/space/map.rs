@@ -117,6 +117,9 @@ impl<H: Host> AddressSpace<H> {
             None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
             None => None,
         };
+        if let Some(addr) = self.map_alone(cpu, request, len, flags) {
+            return Ok((addr, len));
+        }
         let pgoff_at = |addr: u64| match &request.object {
             Some(_) => request.offset >> PAGE_SHIFT,
             None if shared => 0,

@@ -6,6 +6,7 @@
 //! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
 //! | `place`, `stretch` | finding free addresses |
 //! | `splits`, `collapse` | dividing and making huge pages |
+//! | `within` | a change of attributes within one VMA, in one step |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
 //!
@@ -35,6 +36,7 @@ mod share;
 mod splits;
 mod stretch;
 mod sweep;
+mod within;
 
 pub use collapse::CollapseProgress;
 pub use config::{Placement, SpaceConfig};

@@ -13,7 +13,7 @@
 use super::change::Change;
 use super::map::MapRequest;
 use super::{AddressSpace, SpaceConfig};
-use crate::addr::{AddrRange, PAGE_SIZE, page_ceil};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
 use crate::host::Host;
 use crate::index::{Direction, Entry, GapRequest};
@@ -22,7 +22,7 @@ use crate::mm::{Locking, Mm, STACK_GUARD_GAP};
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
-use crate::vma::{MapFlags, Vma};
+use crate::vma::{MapFlags, VmFlags, Vma};
 
 /// Where `MAP_32BIT` looks, as in Linux.
 const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
@@ -30,6 +30,10 @@ const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
 /// Candidates that are tried before the whole space is held for an exact search: each was free when it was found, and taken
 /// by another call a moment later.
 const TRIES: usize = 8;
+
+/// What [`AddressSpace::map_alone`] leaves to the long way.
+const NOT_SIMPLE: MapFlags =
+    MapFlags::SHARED.union(MapFlags::FIXED).union(MapFlags::FIXED_NOREPLACE).union(MapFlags::GROWSDOWN);
 
 /// Addresses that a call has taken hold of.
 pub(super) struct Claim<'a, H: Host> {
@@ -105,9 +109,48 @@ impl<H: Host> AddressSpace<H> {
         Ok(Claim { range: AddrRange::new(addr, addr + len), change, fits: None, pin })
     }
 
+    /// The short way of `map`, which as a rule is all of it: private memory at any address, of its own. One pin, one look for a
+    /// place, one at the leaf for all the rest. `None`, and nothing done, when it is not as simple as that.
+    #[inline]
+    pub(super) fn map_alone(
+        &self,
+        cpu: &Cpu<H>,
+        request: &MapRequest<H>,
+        len: u64,
+        flags: VmFlags,
+    ) -> Option<u64> {
+        let (mm, config) = (self.mm(), self.config());
+        let is_simple = request.object.is_none()
+            && !request.flags.intersects(NOT_SIMPLE)
+            && config.locking == Locking::Speculative
+            && len <= config.range.len()
+            && !self.has_limits();
+        if !is_simple {
+            return None;
+        }
+        let pin = cpu.pin();
+        let addr = match &self.stretches {
+            Some(stretches) if is_anywhere(request) => stretches.find_in_own(cpu.id(), len, |range| {
+                search(mm, &pin, config, ask(config, request, len, range, Direction::TopDown))
+            }),
+            _ => place(mm, &pin, config, request, len),
+        }?;
+        let range = AddrRange::new(addr, addr + len);
+        let mut change = Change::begin_at_once(mm, cpu, range)?;
+        let done =
+            change.plan(&pin, 1).is_ok() && change.insert_alone(&pin, range, flags, addr >> PAGE_SHIFT);
+        if done {
+            mm.ram(&pin).event(Counter::Map, addr);
+        }
+        drop(pin);
+        drop(change);
+        cpu.tidy();
+        done.then_some(addr)
+    }
+
     /// Addresses that look free.
     fn candidate(&self, cpu: &Cpu<H>, request: &MapRequest<H>, len: u64) -> Option<u64> {
-        if let (Some(stretches), true) = (&self.stretches, is_simple(request)) {
+        if let (Some(stretches), true) = (&self.stretches, is_anywhere(request)) {
             let (mm, config) = (self.mm(), self.config());
             let ask = |range: AddrRange| ask(config, request, len, range, Direction::TopDown);
             if let Some(addr) = stretches.find(mm, cpu, len, |pin, range| search(mm, pin, config, ask(range)))
@@ -120,7 +163,7 @@ impl<H: Host> AddressSpace<H> {
 }
 
 /// True when nothing is asked of the address.
-fn is_simple<H: Host>(request: &MapRequest<H>) -> bool {
+fn is_anywhere<H: Host>(request: &MapRequest<H>) -> bool {
     request.addr == 0 && !request.flags.contains(MapFlags::LOW_2GIB)
 }
 

@@ -6,8 +6,9 @@ use crate::addr::AddrRange;
 use crate::error::Error;
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
-use crate::vma::{Prot, Snapshot, Vma};
+use crate::vma::{Prot, Snapshot, VmFlags, Vma};
 use core::ops::ControlFlow;
 
 impl<H: Host> AddressSpace<H> {
@@ -29,6 +30,11 @@ impl<H: Host> AddressSpace<H> {
         let mut change = Change::begin(self.mm(), cpu, range);
         if self.has_limits() {
             change.hold_limits();
+        }
+        if let Some(result) = self.protect_within(cpu, &mut change, range, prot) {
+            drop(change);
+            cpu.tidy();
+            return result;
         }
         let plan = change.check_protect(range, prot)?;
         if !plan.changes {
@@ -56,6 +62,48 @@ impl<H: Host> AddressSpace<H> {
         drop(change);
         cpu.tidy();
         Ok(())
+    }
+}
+
+impl<H: Host> AddressSpace<H> {
+    /// The short way of `protect`, which as a rule is all of it: a range within one VMA of memory. One pin, and one step for
+    /// all that becomes of the VMA and those beside it. `None`, and nothing done, when it is not as simple as that.
+    #[inline]
+    fn protect_within(
+        &self,
+        cpu: &Cpu<H>,
+        change: &mut Change<'_, H>,
+        range: AddrRange,
+        prot: Prot,
+    ) -> Option<Result<(), Error>> {
+        let mm = self.mm();
+        if self.has_limits() || mm.may_have_blocks() {
+            return None;
+        }
+        let pin = cpu.pin();
+        let (vma, seen) = mm.vma_at(&pin, range.start)?;
+        let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
+        if !seen.range.covers(range) || !seen.flags.contains(may) || vma.object().is_some() {
+            return None;
+        }
+        if seen.flags.prot() == prot {
+            return Some(Ok(()));
+        }
+        let splits = usize::from(seen.range.start < range.start) + usize::from(seen.range.end > range.end);
+        if splits > 0 && change.plan(&pin, splits).is_err() {
+            return None;
+        }
+        let rest = change.set_flags_within(&pin, range, splits, seen.flags.with_prot(prot))?;
+        let has_tables = change.has_tables(&pin, range);
+        drop(pin);
+        change.finish_within(range, rest);
+        change.committed();
+        if has_tables {
+            cpu.await_stores(sweep::apply_protection(mm, cpu, range, prot));
+        } else {
+            cpu.count(Counter::TlbFlushSkipped, 1);
+        }
+        Some(Ok(()))
     }
 }
 

@@ -92,6 +92,20 @@ impl<H: Host> Stretches<H> {
         search(&cpu.pin(), self.room(stretch))
     }
 
+    /// Free addresses for `len` bytes in the CPU's stretch, if it has one and there is room. May be called while pinned.
+    #[inline]
+    pub(super) fn find_in_own(
+        &self,
+        cpu: CpuId,
+        len: u64,
+        search: impl FnOnce(AddrRange) -> Option<u64>,
+    ) -> Option<u64> {
+        if len > self.size / SMALL {
+            return None;
+        }
+        search(self.room(self.of(cpu)?))
+    }
+
     /// Where in a stretch to place. Large ones leave the guard gap of a stack free at their end, so that no search needs to
     /// look what begins behind it, which another CPU may be changing.
     fn room(&self, stretch: AddrRange) -> AddrRange {
@@ -126,6 +140,8 @@ impl<H: Host> Stretches<H> {
             // Without memory for it the CPU shares a leaf with another: slower, and nothing else.
             let _ = mm.index.fence(&mut nodes, &pin, start);
             let _ = mm.index.fence(&mut nodes, &pin, start + self.size);
+            // And one where the room ends: what is free behind it is not to be looked at by every search.
+            let _ = mm.index.fence(&mut nodes, &pin, self.room(AddrRange::new(start, start + self.size)).end);
         }
         mm.give_reserve(cpu, nodes);
         self.starts.get(cpu.id().index())?.store(start, Ordering::Relaxed);

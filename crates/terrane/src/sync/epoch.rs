@@ -69,7 +69,7 @@ pub struct RetireLink {
 }
 
 /// Frees a retired object: gets the link that was retired, and the CPU that frees it (not pinned).
-pub type FreeFn = unsafe fn(NonNull<RetireLink>, &Participant<'_>);
+pub type FreeFn = unsafe fn(NonNull<RetireLink>, &mut Freeing<'_>);
 
 impl RetireLink {
     /// A link of an object that is in use.
@@ -218,8 +218,10 @@ impl Epoch {
 
     /// Moves the global epoch on by one unless a pinned CPU still announces an older one. O(CPUs).
     pub fn try_advance(&self) -> bool {
-        mutant!("advance_without_fence", fence(Ordering::SeqCst), ());
+        // Before the fence: a pin whose announcement is missed below then sees this epoch, or a later one
+        // (`sync::recent` relies on that).
         let now = self.global.load(Ordering::Relaxed);
+        mutant!("advance_without_fence", fence(Ordering::SeqCst), ());
         for slot in &self.slots[..self.used()] {
             let word = slot.word.load(Ordering::Relaxed);
             if mutant!("advance_past_pins", word != 0 && word >> 1 != now, false) {
@@ -370,17 +372,49 @@ impl<'e> Participant<'e> {
 
     fn free_all(&self, mut next: *mut RetireLink) -> usize {
         let mut freed = 0;
+        let mut freeing = Freeing { me: self, pin: None };
         while let Some(link) = NonNull::new(next) {
             // SAFETY: unlinked from the queue by us, not yet freed.
             let node = unsafe { link.as_ref() };
             next = node.next.get();
             if let Some(free) = node.free.get() {
                 // SAFETY: `retire` promised that `free` may be called once, after the grace period.
-                unsafe { free(link, self) };
+                unsafe { free(link, &mut freeing) };
             }
             freed += 1;
+            if freed % FREES_A_PIN == 0 {
+                freeing.unpin();
+            }
         }
         freed
+    }
+}
+
+/// Objects that are freed one after the other under one pin: to pin for each would cost more than the freeing.
+const FREES_A_PIN: usize = 64;
+
+/// What those who free retired objects work with.
+pub struct Freeing<'a> {
+    me: &'a Participant<'a>,
+    pin: Option<Pin<'a>>,
+}
+
+impl<'a> Freeing<'a> {
+    /// The CPU that frees. It may be pinned: see [`unpin`](Self::unpin).
+    pub fn cpu(&self) -> &'a Participant<'a> {
+        self.me
+    }
+
+    /// The CPU pinned, as it may be from the object before.
+    #[inline]
+    pub fn pin(&mut self) -> &Pin<'a> {
+        self.pin.get_or_insert_with(|| self.me.pin())
+    }
+
+    /// Ends the pin, for whoever is about to block or to pin.
+    #[inline]
+    pub fn unpin(&mut self) {
+        self.pin = None;
     }
 }
 
@@ -396,6 +430,12 @@ impl<'e> Pin<'e> {
     #[inline]
     pub fn cpu(&self) -> CpuId {
         self.id
+    }
+
+    /// The number of the epoch that it has announced: the global one, or one that is old already.
+    #[inline]
+    pub fn announced(&self) -> u64 {
+        self.epoch.slots[self.id.index()].word.load(Ordering::Relaxed) >> 1
     }
 
     /// The epoch it is pinned in.
@@ -430,7 +470,7 @@ mod tests {
         value: u64,
     }
 
-    unsafe fn free(link: NonNull<RetireLink>, _: &Participant<'_>) {
+    unsafe fn free(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
         // SAFETY: made by `Box::leak` in the test; the link is the first field.
         let node = unsafe { Box::from_raw(link.as_ptr().cast::<Node>()) };
         assert_eq!(node.value, 7);

@@ -27,12 +27,14 @@ pub mod atomic;
 pub mod epoch;
 #[cfg(any(terrane_watch, terrane_loom))]
 pub mod mutation;
+pub mod recent;
 pub mod seq;
 pub mod shared;
 pub mod spin;
 pub mod tally;
 
-pub use epoch::{CpuId, Epoch, Participant, Pin, RetireLink};
+pub use epoch::{CpuId, Epoch, Freeing, Participant, Pin, RetireLink};
+pub use recent::Recent;
 pub use seq::SeqCount;
 pub use shared::Shared;
 pub use spin::SpinLock;

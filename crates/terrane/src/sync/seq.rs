@@ -80,6 +80,25 @@ impl SeqCount {
         );
     }
 
+    /// [`write_begin`](Self::write_begin) of several counters, whose changes are one.
+    #[inline]
+    pub fn write_begin_all<'s>(counters: impl IntoIterator<Item = Option<&'s SeqCount>>) {
+        for counter in counters.into_iter().flatten() {
+            let seq = counter.0.load(Ordering::Relaxed);
+            debug_assert!(seq & 1 == 0, "two writers of one VMA, or a dead one");
+            counter.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Relaxed);
+        }
+        mutant!("write_begin_all_unordered", fence(Ordering::SeqCst), ());
+    }
+
+    /// [`kill`](Self::kill) of a counter that is odd already, because its change has begun: that is what has been ordered.
+    #[inline]
+    pub fn kill_begun(&self) {
+        let seq = self.0.load(Ordering::Relaxed);
+        debug_assert!(seq & 1 == 1);
+        self.0.store(seq | DEAD, Ordering::Relaxed);
+    }
+
     /// Ends a change: the counter is even again and differs from before.
     #[inline]
     pub fn write_end(&self) {

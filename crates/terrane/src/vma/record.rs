@@ -24,7 +24,7 @@ use crate::machine::{Machine, Record};
 use crate::object::{MappingLink, Object};
 use crate::rmap::AnonVma;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, note_write};
-use crate::sync::{Participant, Pin, RetireLink, SeqCount, Shared};
+use crate::sync::{Freeing, Participant, Pin, RetireLink, SeqCount, Shared};
 use crate::vma::VmFlags;
 use core::mem::offset_of;
 use core::ptr::{self, NonNull};
@@ -139,15 +139,18 @@ impl<H: Host> Vma<H> {
         unsafe { Participant::retire(pin, link, Self::free_retired) };
     }
 
-    unsafe fn free_retired(link: NonNull<RetireLink>, me: &Participant<'_>) {
+    unsafe fn free_retired(link: NonNull<RetireLink>, freeing: &mut Freeing<'_>) {
         // SAFETY: the link is the `retire` field of a VMA, as given to `retire` above.
         let vma = unsafe { link.byte_sub(offset_of!(Self, retire)) }.cast::<Self>();
-        // SAFETY: called once, after the grace period; unpinned, for dropping the object may write to its file. The
-        // machine outlives its retired records.
+        // SAFETY: called once, after the grace period. The machine outlives its retired records.
         unsafe {
             let machine = &*vma.as_ref().machine;
+            if vma.as_ref().object.is_some() {
+                // Dropping it may write to its file.
+                freeing.unpin();
+            }
             vma.as_ptr().drop_in_place();
-            machine.records().free(&me.pin(), vma.cast());
+            machine.records().free(freeing.pin(), vma.cast());
         }
     }
 
@@ -283,15 +286,21 @@ impl<H: Host> Vma<H> {
         );
     }
 
-    /// Ends [`freeze_anon`](Self::freeze_anon): if still frozen, the pointer becomes `anon` (whose user count
-    /// passes to this VMA) or null.
+    /// Ends [`freeze_anon`](Self::freeze_anon), under the same lock: if still frozen, the pointer becomes `anon` (whose
+    /// user count passes to this VMA) or null.
     pub fn thaw_anon(&self, anon: Option<NonNull<AnonVma<H>>>) {
-        let _ = self.anon.compare_exchange(
-            ptr::without_provenance_mut(FROZEN),
-            anon.map_or(ptr::null_mut(), NonNull::as_ptr),
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        // Nobody else changes a frozen pointer.
+        if self.anon.load(Ordering::Relaxed).addr() == FROZEN {
+            self.anon.store(anon.map_or(ptr::null_mut(), NonNull::as_ptr), Ordering::Release);
+        }
+    }
+
+    /// [`close_anon`](Self::close_anon) of a pointer that is [frozen](Self::freeze_anon), or set: nobody else changes it.
+    pub fn close_frozen_anon(&self) -> Option<NonNull<AnonVma<H>>> {
+        let pointer = self.anon.load(Ordering::Acquire);
+        debug_assert!(!pointer.is_null());
+        self.anon.store(ptr::without_provenance_mut(CLOSED), Ordering::Release);
+        if pointer.addr() <= CLOSED { None } else { NonNull::new(pointer) }
     }
 
     /// Takes the anon_vma away for good: the user count passes to the caller.

@@ -10,7 +10,7 @@ use super::node::{Inner, Leaf, MARK, Node};
 use super::{Direction, Entry, GapRequest, Index, Reserve};
 use crate::addr::{AddrRange, PAGE_SIZE};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{Epoch, Participant, Pin, RetireLink};
+use crate::sync::{Epoch, Freeing, Participant, Pin, RetireLink};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use std::boxed::Box;
@@ -83,14 +83,14 @@ impl Record {
 
 /// Gives a record up; with `keep`, its memory stays, poisoned.
 fn retire(pin: &Pin<'_>, record: NonNull<Record>, keep: bool) {
-    unsafe fn poison(link: NonNull<RetireLink>, _: &Participant<'_>) {
+    unsafe fn poison(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
         // SAFETY: the link is the first field of a leaked record.
         let record = unsafe { link.cast::<Record>().as_ref() };
         record.start.store(POISON, Ordering::Relaxed);
         record.end.store(POISON, Ordering::Relaxed);
         record.guard.store(POISON, Ordering::Relaxed);
     }
-    unsafe fn free(link: NonNull<RetireLink>, _: &Participant<'_>) {
+    unsafe fn free(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
         // SAFETY: the link is the first field of a leaked record, which is given up once.
         drop(unsafe { Box::from_raw(link.cast::<Record>().as_ptr()) });
     }
