@@ -7,6 +7,7 @@ use rustix::io::{Errno, pread, pwrite, retry_on_intr};
 use std::path::Path;
 use terrane::Error;
 use terrane::host::{File, IoError};
+use terrane::identity::Identity;
 
 /// A regular file of the system, read with `pread` and written with `pwrite`.
 ///
@@ -44,6 +45,18 @@ impl HostFile {
             return Err(HostedError::Refused(Error::Access));
         }
         Ok(Self { fd, writable: mode == OFlags::RDWR })
+    }
+}
+
+impl HostFile {
+    /// What listings are to call the file: its device and inode, and `path`.
+    ///
+    /// # Errors
+    /// [`HostedError::System`], [`HostedError::OutOfMemory`].
+    pub fn identity(&self, path: &Path) -> Result<Identity, HostedError> {
+        let stat = fstat(&self.fd)?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        Ok(Identity::try_new(major, minor, stat.st_ino, &path.to_string_lossy())?)
     }
 }
 

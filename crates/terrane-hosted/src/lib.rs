@@ -55,6 +55,9 @@
 //! # }
 //! ```
 //!
+//! What tools read in `/proc` of a process, [`Cpu::proc_text`] writes for a space, in the system's own format:
+//! `cpu.proc_text(&space, ProcFile::Smaps)`.
+//!
 //! Another thread makes a processor of its own with [`HostedMachine::cpu`] and switches it to the same space.
 //!
 //! # Costs
@@ -81,6 +84,7 @@ mod filter;
 mod locks;
 mod machine;
 mod memory;
+mod proc;
 mod tlb;
 #[cfg(test)]
 mod tlb_tests;
@@ -93,6 +97,7 @@ pub use cpu_set::CpuSet;
 pub use error::HostedError;
 pub use file::HostFile;
 pub use machine::{EventSink, Hosted, HostedMachine, MachineConfig, Space};
+pub use proc::ProcFile;
 
 /// The most processors that a machine can have at a time: one of the numbers below 256 is that of the housekeeper
 /// (see [`terrane::machine`]).

@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use std::path::Path;
 use terrane::addr::{AddrRange, Frame};
 use terrane::host::{self, FrameRange, Host, Observe, ShootDown, Ticket, Wait};
+use terrane::identity::Identity;
 use terrane::machine::Machine;
 use terrane::object::Object;
 use terrane::page_table::X86_64;
@@ -231,7 +232,26 @@ impl HostedMachine {
         path: impl AsRef<Path>,
         writable: bool,
     ) -> Result<Shared<Object<Hosted>>, HostedError> {
-        Ok(Object::file(&self.0, HostFile::open(path, writable)?)?)
+        let path = path.as_ref();
+        let file = HostFile::open(path, writable)?;
+        // As the system's own listings show it; a path that is gone by now is shown as it was given.
+        let shown = path.canonicalize();
+        let identity = file.identity(shown.as_deref().unwrap_or(path))?;
+        let object = Object::file(&self.0, file)?;
+        object.set_identity(identity)?;
+        Ok(object)
+    }
+
+    /// Memory of `len` bytes that listings call `/memfd:name`, as the system does for `memfd_create`.
+    ///
+    /// # Errors
+    /// [`HostedError::OutOfMemory`].
+    pub fn memfd(&self, name: &str, len: u64) -> Result<Shared<Object<Hosted>>, HostedError> {
+        let object = Object::shared_memory(&self.0, len)?;
+        let identity = Identity::try_new(0, 1, object.number(), &format!("/memfd:{name}"))?;
+        identity.set_deleted();
+        object.set_identity(identity)?;
+        Ok(object)
     }
 
     /// True when the system refused `membarrier`, or it was not asked for, so that each access makes a fence.

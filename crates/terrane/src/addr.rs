@@ -35,7 +35,7 @@ pub const fn is_page_aligned(addr: u64) -> bool {
 }
 
 /// A half-open range of virtual addresses, `start..end`, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct AddrRange {
     /// First address inside.
     pub start: u64,

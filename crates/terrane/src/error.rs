@@ -31,8 +31,10 @@ pub enum Error {
     NoMemory,
     /// `EACCES`: the file or the mapping does not allow this protection.
     Access,
-    /// `EFAULT`: a page could not be populated because touching it would raise a signal.
+    /// `EFAULT`: a page could not be populated because touching it would raise a signal, or nothing is mapped at an address.
     BadAddress,
+    /// `EBUSY`: the mapping is locked in memory.
+    Busy,
     /// `EEXIST`: something is mapped where `FIXED_NOREPLACE` asked for free space.
     Exists,
     /// `EINVAL`: an argument is malformed: alignment, length, flags.
@@ -51,6 +53,7 @@ impl Error {
             Error::NoMemory => 12,
             Error::Access => 13,
             Error::BadAddress => 14,
+            Error::Busy => 16,
             Error::Exists => 17,
             Error::Invalid => 22,
             Error::Overflow => 75,
@@ -66,6 +69,7 @@ impl Error {
             Error::NoMemory => "ENOMEM",
             Error::Access => "EACCES",
             Error::BadAddress => "EFAULT",
+            Error::Busy => "EBUSY",
             Error::Exists => "EEXIST",
             Error::Invalid => "EINVAL",
             Error::Overflow => "EOVERFLOW",
@@ -82,6 +86,7 @@ impl fmt::Display for Error {
             Error::NoMemory => "out of memory or address space, or nothing mapped there",
             Error::Access => "protection not allowed",
             Error::BadAddress => "bad address",
+            Error::Busy => "mapping locked in memory",
             Error::Exists => "range already mapped",
             Error::Invalid => "invalid argument",
             Error::Overflow => "offset and length overflow",
@@ -106,6 +111,8 @@ pub enum FaultError {
     NotMapped,
     /// The mapping does not allow this access: `SIGSEGV`, `SEGV_ACCERR`.
     NotAllowed,
+    /// There is a guard ([`Advice::GuardInstall`](crate::vma::Advice::GuardInstall)): `SIGSEGV`, `SEGV_MAPERR`.
+    Guard,
     /// The page lies beyond the end of the file: `SIGBUS`, `BUS_ADRERR`.
     BeyondEnd,
     /// The page could not be read from its file: `SIGBUS`, `BUS_ADRERR`.
@@ -119,14 +126,16 @@ impl FaultError {
     pub const fn as_populate_error(self) -> Error {
         match self {
             FaultError::NotMapped | FaultError::OutOfMemory => Error::NoMemory,
-            FaultError::NotAllowed | FaultError::BeyondEnd | FaultError::Io => Error::BadAddress,
+            FaultError::NotAllowed | FaultError::Guard | FaultError::BeyondEnd | FaultError::Io => {
+                Error::BadAddress
+            }
         }
     }
 
     /// The signal a program gets, as a Linux number: 11 (`SIGSEGV`), 7 (`SIGBUS`) or 9 (`SIGKILL`).
     pub const fn signal(self) -> i32 {
         match self {
-            FaultError::NotMapped | FaultError::NotAllowed => 11,
+            FaultError::NotMapped | FaultError::NotAllowed | FaultError::Guard => 11,
             FaultError::BeyondEnd | FaultError::Io => 7,
             FaultError::OutOfMemory => 9,
         }
@@ -135,7 +144,7 @@ impl FaultError {
     /// The `si_code` that goes with [`signal`](Self::signal).
     pub const fn code(self) -> i32 {
         match self {
-            FaultError::NotMapped => 1,
+            FaultError::NotMapped | FaultError::Guard => 1,
             FaultError::NotAllowed => 2,
             FaultError::BeyondEnd | FaultError::Io => 2,
             FaultError::OutOfMemory => 0,
@@ -148,6 +157,7 @@ impl fmt::Display for FaultError {
         f.write_str(match self {
             FaultError::NotMapped => "no mapping at this address",
             FaultError::NotAllowed => "access not allowed by the mapping",
+            FaultError::Guard => "guard page",
             FaultError::BeyondEnd => "page beyond the end of the file",
             FaultError::Io => "page could not be read from its file",
             FaultError::OutOfMemory => "out of memory",

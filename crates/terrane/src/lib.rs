@@ -22,6 +22,7 @@
 //! | [`addr`], [`error`] | addresses, ranges, frames, errors |
 //! | [`sync`] | pins and epochs, sequence counters, a lock, a shared pointer |
 //! | [`stats`], [`host`] | counters and events; **what a host provides** |
+//! | [`identity`] | what listings call files and shared memory |
 //! | [`frame`] | physical pages: who has which, and when they come back |
 //! | [`page_table`] | formats, the protocol of an entry, walks and sweeps |
 //! | [`machine`] | a host with its frames and CPUs, shared by many spaces |
@@ -32,6 +33,7 @@
 //! | [`rmap`] | from a page to the entries that map it |
 //! | [`fault`] | page faults |
 //! | [`space`] | **the calls**: map, unmap, protect, advise, brk, populate, fork, list |
+//! | [`text`] | what `/proc` says of a space and of a machine |
 //!
 //! # To use it
 //!
@@ -69,6 +71,7 @@ pub mod fault;
 pub mod frame;
 pub mod history;
 pub mod host;
+pub mod identity;
 pub mod index;
 pub mod machine;
 pub mod mm;
@@ -80,6 +83,7 @@ pub mod space;
 pub mod stats;
 #[cfg(test)]
 mod testing;
+pub mod text;
 pub mod vma;
 
 pub use addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE};

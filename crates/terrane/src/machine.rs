@@ -8,9 +8,10 @@ use crate::error::{Error, OutOfMemory};
 use crate::frame::{Frames, Ram, Slab};
 use crate::history::Covered;
 use crate::host::{Host, Ticket};
+use crate::identity::Identities;
 use crate::range_lock::{Held, Mode, Node, RangeLock};
 use crate::stats::{Counter, Stats};
-use crate::sync::atomic::AtomicU64;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{CpuId, Epoch, Participant, Pin, Recent, Shared};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -54,6 +55,10 @@ pub struct Machine<H: Host> {
     zero_frame: Frame,
     /// How many listings there have been, of all spaces.
     listings: CachePadded<AtomicU64>,
+    /// How many objects there have been.
+    objects: AtomicU64,
+    /// What listings call objects.
+    identities: Identities<H::Mutex>,
     /// Serialises those who act without a CPU of their own (destructors); its id is not for others.
     housekeeper: lock_api::Mutex<H::Mutex, CpuId>,
     host: H,
@@ -104,6 +109,8 @@ impl<H: Host> Machine<H> {
             range_nodes,
             zero_frame,
             listings: CachePadded::new(AtomicU64::new(0)),
+            objects: AtomicU64::new(0),
+            identities: Identities::new(),
             housekeeper,
             host,
         })
@@ -143,6 +150,16 @@ impl<H: Host> Machine<H> {
     #[inline]
     pub fn zero_frame(&self) -> Frame {
         self.zero_frame
+    }
+
+    /// A number for an object, given once.
+    pub(crate) fn new_object_number(&self) -> u64 {
+        self.objects.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What listings call objects.
+    pub(crate) fn identities(&self) -> &Identities<H::Mutex> {
+        &self.identities
     }
 
     /// Where listings take their numbers from.
@@ -289,7 +306,6 @@ impl<H: Host> Cpu<H> {
     }
 
     /// Locks two disjoint ranges of a space of this machine, as [`lock_range`](Self::lock_range) does one: for moving a mapping.
-    #[allow(dead_code, reason = "the only way to hold two ranges; not every build moves mappings")]
     pub(crate) fn lock_ranges<'a>(
         &'a self,
         lock: &'a RangeLock,

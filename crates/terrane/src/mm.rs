@@ -20,7 +20,8 @@
 //! | a range, shared | a fault on the locked path (its page), `DONTNEED`, reading the objects of a range | yes |
 //! | `limits` | layout changes of a space that has limits | yes |
 //! | mapping lock of an object | layout changes (inside their range), walks of the object's mappings | yes |
-//! | lock of an anon_vma tree | fork, the end of an anon_vma (inside a range), walks | yes |
+//! | lock of an anon_vma tree | fork, the end of an anon_vma, moves (inside a range), walks | yes |
+//! | list of relocations | moves, walks, unmapping of what was moved | yes |
 //! | a pin | everything that reads the index or the page table | never while held |
 //! | a leaf of the index | layout changes, for one step of a hundred nanoseconds | never while held |
 //! | a page-table entry that is taken | faults, for nanoseconds | never while held |
@@ -31,9 +32,12 @@
 //! of the experiments.
 
 mod block;
+mod layout;
+pub mod rss;
 
 pub use block::{BLOCK_SIZE, HugePages};
 pub(crate) use block::{BlockFrames, SpareBlock, block_around};
+pub use layout::Layout;
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
@@ -44,6 +48,7 @@ use crate::index::{Entry, Index, Reserve};
 use crate::machine::{Cpu, Machine};
 use crate::page_table::PageTable;
 use crate::range_lock::{Held, Mode, RangeLock};
+use crate::rmap::Relocations;
 use crate::stats::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Pin, Shared, Tally};
@@ -71,6 +76,8 @@ pub enum Exclusive<'a, H: Host> {
     Whole(#[allow(dead_code, reason = "held for its drop")] lock_api::RwLockWriteGuard<'a, H::RwLock, ()>),
     /// Of the range.
     Range(Held<'a, H>),
+    /// Of a part of what the same call holds already.
+    Covered,
 }
 
 impl<H: Host> Exclusive<'_, H> {
@@ -122,16 +129,26 @@ pub struct Mm<H: Host> {
     pub classic: lock_api::RwLock<H::RwLock, ()>,
     /// The heap.
     pub heap: Heap<H>,
+    /// What the host has said about the program.
+    pub(crate) layout: layout::LayoutCell,
     /// Held by layout changes of a space that has limits, from the look at what is mapped to behind the change.
     pub limits: lock_api::Mutex<H::Mutex, ()>,
     /// Whether a listing is under way; see [`listing`](crate::space). Read by every layout change, and hardly ever written.
     pub history: CachePadded<History<H::Mutex>>,
+    /// Where moved pages are.
+    pub relocations: Relocations<H>,
     /// Pages mapped.
     pub mapped: Tally,
+    /// Pages of locked mappings; see [`lock`](crate::space).
+    pub locked: Tally,
+    /// Attributes that mappings get from now on: bits of [`VmFlags::LOCKED_MASK`].
+    pub(crate) future: AtomicU64,
     /// Where the linear search starts; see [`SpaceConfig::linear_search`](crate::space::SpaceConfig).
     pub search_from: AtomicU64,
-    /// Nodes for the index that calls have left over.
+    /// What each CPU has for itself.
     reserves: Reserves<Vma<H>>,
+    /// What has been mapped at most.
+    peaks: CachePadded<rss::Peaks>,
 }
 
 /// Where the heap begins, and the program break, in bytes.
@@ -165,9 +182,25 @@ impl<H: Host> Heap<H> {
     }
 }
 
-/// Reserves of nodes that the calls of each CPU left over for the next. Without atomics: a lock here took 25 ns off a map and
-/// unmap.
-struct Reserves<T>(Box<[CachePadded<LeftOver<T>>]>);
+/// What each CPU has for itself in a space: nodes that its calls left over for the next, and what it has counted.
+struct Reserves<T>(Box<[CachePadded<Own<T>>]>);
+
+/// What one CPU has for itself. Reserves are without atomics: a lock here took 25 ns off a map and unmap.
+struct Own<T> {
+    left_over: LeftOver<T>,
+    counts: rss::Counts,
+}
+
+#[cfg(terrane_watch)]
+impl<T> crate::names::Describe for Own<T>
+where
+    LeftOver<T>: crate::names::Describe,
+{
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.field("left_over", &self.left_over);
+        names.field("counts", &self.counts);
+    }
+}
 
 /// What the calls of one CPU left over.
 type LeftOver<T> = Cell<Option<Reserve<T>>>;
@@ -182,7 +215,9 @@ impl<T> Reserves<T> {
     fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         let mut cells = Vec::new();
         cells.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
-        cells.resize_with(cpus, || CachePadded::new(Cell::new(None)));
+        cells.resize_with(cpus, || {
+            CachePadded::new(Own { left_over: Cell::new(None), counts: rss::Counts::default() })
+        });
         Ok(Self(cells.into_boxed_slice()))
     }
 }
@@ -240,11 +275,16 @@ impl<H: Host> Mm<H> {
             ending: CachePadded::new(AtomicUsize::new(0)),
             classic: lock_api::RwLock::new(()),
             heap: Heap::new(),
+            layout: layout::LayoutCell::new(),
             limits: lock_api::Mutex::new(()),
             history: CachePadded::new(History::new()),
+            relocations: Relocations::new(),
             mapped: Tally::new(),
+            locked: Tally::new(),
+            future: AtomicU64::new(0),
             search_from: AtomicU64::new(0),
             reserves,
+            peaks: CachePadded::new(rss::Peaks::default()),
         })
     }
 
@@ -254,6 +294,16 @@ impl<H: Host> Mm<H> {
         match self.locking {
             Locking::Classic => Exclusive::Whole(self.classic.write()),
             Locking::Speculative => Exclusive::Range(cpu.lock_range(&self.ranges, range, Mode::Exclusive)),
+        }
+    }
+
+    /// [`exclude`](Self::exclude) for two ranges that have no address in common.
+    pub fn exclude_both<'a>(&'a self, cpu: &'a Cpu<H>, ranges: [AddrRange; 2]) -> [Exclusive<'a, H>; 2] {
+        match self.locking {
+            Locking::Classic => [Exclusive::Whole(self.classic.write()), Exclusive::Covered],
+            Locking::Speculative => {
+                cpu.lock_ranges(&self.ranges, ranges, Mode::Exclusive).map(Exclusive::Range)
+            }
         }
     }
 
@@ -336,14 +386,14 @@ impl<H: Host> Mm<H> {
     /// A reserve of nodes for a call of this CPU, perhaps with some in it.
     #[inline]
     pub fn take_reserve(&self, cpu: &Cpu<H>) -> Reserve<Vma<H>> {
-        self.reserves.0.get(cpu.id().index()).and_then(|cell| cell.take()).unwrap_or_default()
+        self.reserves.0.get(cpu.id().index()).and_then(|own| own.left_over.take()).unwrap_or_default()
     }
 
     /// Gives back what a call did not use.
     #[inline]
     pub fn give_reserve(&self, cpu: &Cpu<H>, reserve: Reserve<Vma<H>>) {
-        if let Some(cell) = self.reserves.0.get(cpu.id().index()) {
-            cell.set(Some(reserve));
+        if let Some(own) = self.reserves.0.get(cpu.id().index()) {
+            own.left_over.set(Some(reserve));
         }
     }
 
@@ -417,9 +467,13 @@ impl<H: Host> Mm<H> {
         names.field("classic", &self.classic);
         names.field("heap", &self.heap);
         names.field("limits", &self.limits);
+        names.field("relocations", &self.relocations);
         names.field("mapped", &self.mapped);
+        names.field("locked", &self.locked);
+        names.field("future", &self.future);
         names.field("search_from", &self.search_from);
         names.field("reserves", &self.reserves.0);
+        names.field("peaks", &*self.peaks);
         names.field("index", &self.index);
         names.under("page_table", |names| self.page_table.describe(&self.ram(pin), names));
         self.index.for_each(pin, AddrRange::new(0, u64::MAX), |vma| {

@@ -7,6 +7,7 @@
 use super::{Attempt, Stop, Translation, private};
 use crate::error::FaultError;
 use crate::host::Host;
+use crate::mm::rss::PageKind;
 use crate::page_table::{EMPTY, Format, PteFlags, Slot};
 use crate::stats::Counter;
 use crate::vma::Access;
@@ -39,6 +40,7 @@ pub(super) fn first_touch<H: Host>(
     let flags = private::writable_pte(attempt.seen.flags);
     private::own(attempt, frame, anon, addr);
     taken.publish(H::Format::page(frame, flags));
+    attempt.mm.count_page(ram.pin, PageKind::Anon);
     Ok(Translation { frame, flags })
 }
 

@@ -32,6 +32,7 @@ use crate::error::FaultError;
 use crate::frame::BLOCK_FRAMES;
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::rss::PageKind;
 use crate::mm::{BlockFrames, Locking, SpareBlock, block_around};
 use crate::page_table::{EMPTY, Level, Pte, PteFlags, Slot, SlotError, Walk};
 use crate::stats::Counter;
@@ -168,6 +169,7 @@ fn install<H: Host>(attempt: &Attempt<'_, H>, addr: u64, frames: BlockFrames) ->
     frames.own(ram, anon.page_owner().cast(), block_around(addr).start);
     let flags = private::writable_pte(attempt.seen.flags);
     taken.publish(Pte::Block { frame: frames.0, flags }.encode::<H::Format>());
+    attempt.mm.count_pages(ram.pin, PageKind::Anon, BLOCK_FRAMES as u64);
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
 use crate::error::FaultError;
 use crate::host::Host;
 use crate::mm::Locking;
+use crate::mm::rss::PageKind;
 use crate::object::{Object, Page, Slots};
 use crate::page_table::{EMPTY, Format, PteFlags, Slot, Table, Taken};
 use crate::stats::Counter;
@@ -39,8 +40,11 @@ pub(super) fn first_touch<H: Host>(
     if access != Access::Write && attempt.mm.fault_around > PAGE_SIZE && !flags.contains(VmFlags::RAND_READ) {
         map_around(attempt, addr, object, attempt.mm.fault_around);
     }
-    let allowed = if access == Access::Write || writable_at_once(attempt, object) {
+    let allowed = if access == Access::Write {
         private::writable_pte(flags)
+    } else if writable_at_once(attempt, object) {
+        // Not marked dirty: nobody has stored to it yet.
+        private::writable_pte(flags).difference(PteFlags::DIRTY)
     } else {
         flags.read_only_pte().union(PteFlags::ACCESSED)
     };
@@ -52,6 +56,7 @@ pub(super) fn first_touch<H: Host>(
         object.mark_dirty(frame);
     }
     taken.publish(H::Format::page(frame, allowed));
+    attempt.mm.count_page(attempt.ram.pin, kind_of(object));
     Ok(Translation { frame, flags: allowed })
 }
 
@@ -60,6 +65,11 @@ pub(super) fn first_touch<H: Host>(
 pub(super) fn writable_at_once<H: Host>(attempt: &Attempt<'_, H>, object: &Object<H>) -> bool {
     let flags = attempt.seen.flags;
     !flags.is_private() && flags.contains(VmFlags::WRITE) && !object.is_file()
+}
+
+/// What the pages of `object` are counted as.
+fn kind_of<H: Host>(object: &Object<H>) -> PageKind {
+    if object.is_file() { PageKind::File } else { PageKind::Shmem }
 }
 
 /// The frame of page `index`, or why not now.
@@ -105,6 +115,7 @@ fn copy_at_once<H: Host>(
     let flags = private::writable_pte(attempt.seen.flags);
     private::own(attempt, copy, anon, addr);
     taken.publish(H::Format::page(copy, flags));
+    attempt.mm.count_page(ram.pin, PageKind::Anon);
     ram.count(Counter::PgCow);
     Ok(Translation { frame: copy, flags })
 }
@@ -186,5 +197,6 @@ pub(super) fn map_batch<H: Host>(
             mapped += 1;
         }
     }
+    attempt.mm.count_pages(pin, kind_of(object), mapped);
     mapped
 }

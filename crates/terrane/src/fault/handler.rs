@@ -6,6 +6,7 @@ use crate::addr::{AddrRange, Frame, PAGE_SIZE};
 use crate::error::FaultError;
 use crate::frame::FrameFlags;
 use crate::host::{Host, Ticket};
+use crate::mm::rss::PageKind;
 use crate::page_table::{Format, Pte, PteFlags, Slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
@@ -48,9 +49,8 @@ pub(super) fn handle<H: Host>(
         }
         Pte::Busy | Pte::Tombstone => Err(Stop::Again),
         Pte::NoAccess { .. } => Err(changing(attempt)),
-        Pte::Swap(_) | Pte::Guard | Pte::Migration(_) | Pte::Block { .. } => {
-            Err(Stop::GiveUp(Counter::SpfVmaNotsup))
-        }
+        Pte::Guard => Err(Stop::Fail(FaultError::Guard)),
+        Pte::Swap(_) | Pte::Migration(_) | Pte::Block { .. } => Err(Stop::GiveUp(Counter::SpfVmaNotsup)),
     }
 }
 
@@ -116,7 +116,8 @@ fn write_protected<H: Host>(
     }
     // What kind of page it is counts from here on. Before the entry was taken, the frame may have been freed and mapped
     // here again as another kind of page, by an entry with the same bits.
-    let is_anon = ram.frames.meta(frame).flags().contains(FrameFlags::ANON);
+    let marks = ram.frames.meta(frame).flags();
+    let kind = PageKind::from_flags(marks);
     // Copied while the entry is taken: its reference keeps the old frame from being freed and used anew, which
     // comparing the entry afterwards would not notice.
     if frame == attempt.mm.machine.zero_frame() {
@@ -125,13 +126,19 @@ fn write_protected<H: Host>(
         ram.copy(frame, copy);
     }
     // No processor may go on reading the old page once the new one is written.
-    let ticket =
-        if allowed.contains(PteFlags::ACCESSED) { attempt.shoot_down_page(addr) } else { Ticket::PASSED };
+    // An entry that was never used has left no translation behind, unless the mark was taken away.
+    let used = allowed.contains(PteFlags::ACCESSED) || marks.contains(FrameFlags::AGED);
+    let ticket = if used { attempt.shoot_down_page(addr) } else { Ticket::PASSED };
     private::own(attempt, copy, anon, addr);
     taken.publish(H::Format::page(copy, flags));
     ram.event(Counter::PgCow, addr);
-    if is_anon {
+    if kind == Some(PageKind::Anon) {
         ram.drop_reference(frame, ticket);
+    } else {
+        attempt.mm.count_page(ram.pin, PageKind::Anon);
+        if let Some(kind) = kind {
+            attempt.mm.uncount_page(ram.pin, kind);
+        }
     }
     Ok(Translation { frame: copy, flags })
 }

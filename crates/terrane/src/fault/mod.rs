@@ -39,9 +39,12 @@ mod anon;
 mod block;
 mod file;
 mod handler;
+mod marks;
 mod populate;
 mod private;
 
+pub use marks::may_vanish;
+pub(crate) use marks::{Marks, age_block, age_entry};
 pub(crate) use populate::populate;
 
 use crate::addr::{AddrRange, Frame, PAGE_SIZE, page_floor};
@@ -132,6 +135,26 @@ pub(crate) fn fault<H: Host>(
         let stop = match course.attempt(cpu, |attempt| handler::handle(attempt, addr, access)) {
             Ok(translation) => return Ok(translation),
             Err(stop) => stop,
+        };
+        course.recover(cpu, stop)?;
+    }
+}
+
+/// Gives the VMA at `addr`, which the caller holds, an anon_vma if it has none. Not while pinned.
+///
+/// # Errors
+/// [`FaultError::OutOfMemory`]; [`FaultError::NotMapped`].
+pub(crate) fn prepare_anon_held<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64) -> Result<(), FaultError> {
+    let mut course = Course { speculative: false, ..Course::quiet(mm, addr, addr + PAGE_SIZE) };
+    loop {
+        let stop = {
+            let pin = cpu.pin();
+            let (vma, seen) = mm.vma_at(&pin, addr).ok_or(FaultError::NotMapped)?;
+            let attempt = Attempt { mm, ram: mm.ram(&pin), vma, seen, seq: None, blocks: false };
+            match private::prepare_anon(&attempt) {
+                Ok(_) => return Ok(()),
+                Err(stop) => stop,
+            }
         };
         course.recover(cpu, stop)?;
     }

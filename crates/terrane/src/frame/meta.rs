@@ -56,6 +56,16 @@ bitflags::bitflags! {
         const LISTED = 1 << 13;
         /// Lost to a hardware error.
         const POISONED = 1 << 14;
+        /// Its program has said that it may be forgotten unless it is stored to again (`MADV_FREE`); see
+        /// [`may_vanish`](crate::fault::may_vanish).
+        const LAZYFREE = 1 << 15;
+        /// It may be forgotten even if it was stored to (`MAP_DROPPABLE`).
+        const DROPPABLE = 1 << 16;
+        /// The mark of having been accessed was taken from an entry that maps it: an entry without the mark may be in use by
+        /// a processor all the same.
+        const AGED = 1 << 17;
+        /// In a page cache, of memory that is in no file.
+        const SHMEM = 1 << 18;
         /// In the allocator. Set and cleared by the allocator alone.
         const FREE = 1 << 31;
     }

@@ -175,6 +175,18 @@ impl<H: Host> Object<H> {
         }
     }
 
+    /// Makes page `index` of the file zeros, as far as the object reaches; memory has no file.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the file does not take them.
+    pub(crate) fn write_zeros(&self, index: u64) -> Result<(), Error> {
+        const ZEROS: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
+        let Source::File(file) = &self.source else { return Ok(()) };
+        let offset = index << PAGE_SHIFT;
+        let count = self.len().saturating_sub(offset).min(PAGE_SIZE) as usize;
+        file.write_at(offset, &ZEROS[..count]).map_err(|IoError| Error::Io)
+    }
+
     /// The first page at or behind `range.start` that is in memory and dirty: its number, and its frame with the
     /// dirty mark taken away.
     pub(crate) fn take_dirty(&self, pin: &Pin<'_>, range: Range<u64>) -> Option<(u64, Frame)> {
@@ -200,13 +212,16 @@ impl<H: Host> Object<H> {
 }
 
 impl<H: Host> Object<H> {
-    /// Takes up to 256 pages from page `first` on out of the cache and puts their frames on `list`; for the protocol in
+    /// Takes up to 256 of `pages` out of the cache and puts their frames on `list`; for the protocol in
     /// the head of [`object`](super). Returns where to go on, or `None` at the end.
-    pub(crate) fn take_out(&self, _pin: &Pin<'_>, first: u64, list: &mut FrameList) -> Option<u64> {
+    pub(crate) fn take_out(&self, _pin: &Pin<'_>, pages: Range<u64>, list: &mut FrameList) -> Option<u64> {
         let frames = self.machine().frames();
         let mut seen = 0;
         let mut behind = None;
-        self.pages.for_each_until(first, |index, slot| {
+        self.pages.for_each_until(pages.start, |index, slot| {
+            if index >= pages.end {
+                return false;
+            }
             if seen == 256 {
                 behind = Some(index);
                 return false;
@@ -246,6 +261,7 @@ impl<H: Host> Drop for Object<H> {
     /// [`AddressSpace::sync`](crate::space::AddressSpace::sync) or [`Object::write_back`] before.
     fn drop(&mut self) {
         let machine = self.machine().clone();
+        self.forget_identity();
         let mut errors = 0;
         let mut written = 0;
         // The last owner is gone, so no mapping is left and no other CPU comes here: the pin only names whose

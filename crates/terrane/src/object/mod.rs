@@ -19,6 +19,7 @@
 //! flags, holding nothing, and looks again.
 
 mod cache;
+mod identity;
 mod io;
 
 pub use cache::Slots;
@@ -28,7 +29,7 @@ use crate::error::{Error, OutOfMemory};
 use crate::frame::FrameFlags;
 use crate::host::{File, Host};
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicU64, Ordering, note_write};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, note_write};
 use crate::sync::{Pin, Shared};
 use cache::PageCache;
 use core::cell::Cell;
@@ -53,6 +54,9 @@ pub struct Object<H: Host> {
     mappings: lock_api::Mutex<H::Mutex, MappingList>,
     /// Held while dirty pages are written, or the object is cut short: by one at a time.
     io: lock_api::Mutex<H::Mutex, ()>,
+    number: u64,
+    /// The machine's table knows a name for it.
+    named: AtomicBool,
 }
 
 /// A page of an object, as a fault finds it.
@@ -98,6 +102,8 @@ impl<H: Host> Object<H> {
             len: AtomicU64::new(len),
             mappings: lock_api::Mutex::new(MappingList::new()),
             io: lock_api::Mutex::new(()),
+            number: machine.new_object_number(),
+            named: AtomicBool::new(false),
         })
     }
 
@@ -196,7 +202,7 @@ impl<H: Host> Object<H> {
         let meta = ram.frames.meta(frame);
         meta.set_owner(ptr::from_ref(self).cast_mut().cast());
         meta.set_index(index);
-        meta.init_flags(FrameFlags::CACHE | FrameFlags::UPTODATE);
+        meta.init_flags(FrameFlags::CACHE | FrameFlags::SHMEM | FrameFlags::UPTODATE);
         match slot.fill(frame) {
             Ok(()) => Ok(frame),
             Err(winner) => {

@@ -68,7 +68,7 @@
 //! [`Wait::relax`]: crate::host::Wait::relax
 
 use super::format::{Format, PteFlags};
-use super::pte::{self, BUSY, EMPTY, Pte, Raw, TOMBSTONE, VALID, is_table};
+use super::pte::{self, BUSY, EMPTY, GUARD, Pte, Raw, TOMBSTONE, VALID, is_table};
 use crate::addr::TABLE_ENTRIES;
 use crate::frame::Ram;
 use crate::host::Host;
@@ -173,6 +173,22 @@ impl Slot {
         loop {
             match raw {
                 EMPTY | TOMBSTONE => return EMPTY,
+                BUSY => raw = self.wait_not_busy(ram),
+                _ => match self.0.compare_exchange_weak(raw, EMPTY, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => return raw,
+                    Err(now) => raw = now,
+                },
+            }
+        }
+    }
+
+    /// As [`clear`](Self::clear), but leaves a guard, and returns [`EMPTY`] for it.
+    #[inline]
+    pub fn clear_but_guard<H: Host>(&self, ram: &Ram<'_, H>) -> Raw {
+        let mut raw = self.load();
+        loop {
+            match raw {
+                EMPTY | TOMBSTONE | GUARD => return EMPTY,
                 BUSY => raw = self.wait_not_busy(ram),
                 _ => match self.0.compare_exchange_weak(raw, EMPTY, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => return raw,

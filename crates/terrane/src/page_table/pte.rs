@@ -36,7 +36,8 @@ const TAG_SHIFT: u32 = 1;
 const TAG_MASK: Raw = 7 << TAG_SHIFT;
 const SWAP: Raw = 3 << TAG_SHIFT;
 const MIGRATION: Raw = 4 << TAG_SHIFT;
-const GUARD: Raw = 5 << TAG_SHIFT;
+/// A guard; see [`Pte::Guard`].
+pub const GUARD: Raw = 5 << TAG_SHIFT;
 const NO_ACCESS: Raw = 6 << TAG_SHIFT;
 
 const PAYLOAD_SHIFT: u32 = 4;

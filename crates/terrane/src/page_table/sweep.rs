@@ -108,6 +108,28 @@ impl<F: Format> PageTable<F> {
         range: AddrRange,
         gone: &mut (impl FnMut(u64, Pte) + ?Sized),
     ) {
+        self.zap_by(ram, range, Slot::clear, gone);
+    }
+
+    /// The same, but guards stay: what a range shows is forgotten, what the program has set up is not.
+    #[inline]
+    pub fn zap_but_guards<'a, H: Host<Format = F>>(
+        &'a self,
+        ram: &Ram<'a, H>,
+        range: AddrRange,
+        gone: &mut (impl FnMut(u64, Pte) + ?Sized),
+    ) {
+        self.zap_by(ram, range, Slot::clear_but_guard, gone);
+    }
+
+    #[inline]
+    fn zap_by<'a, H: Host<Format = F>>(
+        &'a self,
+        ram: &Ram<'a, H>,
+        range: AddrRange,
+        clear: impl Fn(&Slot, &Ram<'a, H>) -> Raw + Copy,
+        gone: &mut (impl FnMut(u64, Pte) + ?Sized),
+    ) {
         let _ = self.for_each_run(ram, range, |run| {
             if run.level != Level::PAGE {
                 let block = AddrRange::new(run.addr, run.addr + run.level.span());
@@ -115,13 +137,13 @@ impl<F: Format> PageTable<F> {
                     match slot.clear_block::<F, H>(ram) {
                         Ok(raw) => report(run.addr, raw, Pte::decode_block::<F>, gone),
                         // A fault has divided it this moment: page by page then.
-                        Err(_) => self.zap(ram, block, gone),
+                        Err(_) => self.zap_by(ram, block, clear, gone),
                     }
                 }
                 return ControlFlow::Continue(());
             }
             Slot::for_each_used(run.slots, |index, slot| {
-                report(run.address_of(index), slot.clear(ram), Pte::decode::<F>, gone);
+                report(run.address_of(index), clear(slot, ram), Pte::decode::<F>, gone);
                 ControlFlow::Continue(())
             })
         });

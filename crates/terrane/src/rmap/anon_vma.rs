@@ -5,8 +5,8 @@
 //! An `AnonVma` belongs to one space; the VMAs of that space that use it are counted, not listed. `fork` gives the
 //! child an `AnonVma` of its own below the parent's, so they form trees that follow the forks. A private page
 //! names the `AnonVma` under which it was made and its linear index (its virtual page number), and so can be mapped
-//! only in that space and in the spaces of the nodes below, at that address: a walk looks into the page
-//! table of each ([`walk`](super::walk)).
+//! only in that space and in the spaces of the nodes below, at that address or where a move has taken it
+//! ([`relocations`](super::relocations)): a walk looks into the page table of each ([`walk`](super::walk)).
 //!
 //! Linux keeps a list of VMAs (an interval tree by now) in each anon_vma instead. Splitting, merging and moving either end
 //! of a VMA then change the list and need its lock. Here they change nothing: those calls take **no** lock of the
@@ -32,7 +32,7 @@
 //!
 //! # Who may break it
 //!
-//! Whoever maps a private page elsewhere than at its index; whoever drops a user count without the lock order above.
+//! Whoever maps a private page elsewhere than at its index, without a relocation; whoever drops a user count without the lock order above.
 //!
 //! Sources: E (L. Schermerhorn, "avoid unnecessary anon_vma lock acquisition in vma_adjust()", 2009) for what must
 //! not need the lock; R. van Riel's anon_vma chains (Linux 2.6.34) for the descent along forks.

@@ -30,7 +30,7 @@ pub fn for_each_mapping<H: Host>(
     mut visit: impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Walk<'_>),
 ) -> bool {
     let machine = cpu.machine();
-    let (anon, index) = {
+    let (anon, owner) = {
         let pin = cpu.pin();
         let meta = machine.frames().meta(frame);
         // The owner is read before and after: in between the frame was in use as a private page, and then so is the
@@ -46,18 +46,23 @@ pub fn for_each_mapping<H: Host>(
             return false;
         }
         machine.stats().count(&pin, Counter::RmapLock);
-        (core::ptr::from_ref(anon), meta.index())
+        (core::ptr::from_ref(anon), owner)
     };
     // SAFETY: visited: it stays until `leave`.
     let anon = unsafe { &*anon };
     {
         let tree = anon.lock_tree();
-        let addr = index << PAGE_SHIFT;
-        tree.for_each_space(|space| {
-            // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.
-            let mm = unsafe { &*space.cast::<Mm<H>>() };
-            visit_entry(mm, cpu, addr, frame, &mut visit);
-        });
+        // Only now: a move may have changed it until here.
+        let meta = machine.frames().meta(frame);
+        let index = meta.index();
+        if meta.owner() == owner {
+            tree.for_each_space(|space| {
+                // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.
+                let mm = unsafe { &*space.cast::<Mm<H>>() };
+                visit_entry(mm, cpu, index << PAGE_SHIFT, frame, &mut visit);
+                mm.relocations.for_each_place(index, |addr| visit_entry(mm, cpu, addr, frame, &mut visit));
+            });
+        }
     }
     // SAFETY: ends the visit above.
     unsafe { anon.leave(&cpu.participant()) };

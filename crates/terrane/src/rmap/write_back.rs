@@ -25,9 +25,10 @@
 use super::walk::{for_each_entry, for_each_range_of_object};
 use crate::addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
-use crate::frame::{FrameFlags, FrameList, Grace, Ram};
+use crate::frame::{FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
+use crate::mm::rss::{PageKind, Removed};
 use crate::object::Object;
 use crate::page_table::{BUSY, Pte, PteFlags, Slot};
 use crate::sync::Pin;
@@ -121,24 +122,28 @@ impl<H: Host> Object<H> {
         let mut next = first;
         loop {
             let pin = cpu.pin();
-            let Some(behind) = self.take_out(&pin, next, &mut list) else { break };
+            let Some(behind) = self.take_out(&pin, next..u64::MAX, &mut list) else { break };
             next = behind;
         }
         let mut passing = Passing::default();
         for_each_range_of_object(cpu, self, first..u64::MAX >> PAGE_SHIFT, |mm, _, range, _| {
             let mut copies = FrameList::new();
+            let mut removed = Removed::default();
             for_each_entry(mm, cpu, range, |ram, _, slot| {
                 if let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } =
-                    Pte::decode::<H::Format>(slot.clear(ram))
+                    Pte::decode::<H::Format>(slot.clear_but_guard(ram))
                 {
                     let meta = ram.frames.meta(frame);
-                    if meta.flags().contains(FrameFlags::ANON) && meta.dec_references() == 0 {
+                    let kind = PageKind::from_flags(meta.flags());
+                    removed.add(kind, 1);
+                    if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
                         copies.push(ram.frames, frame);
                     }
                 }
             });
             let pin = cpu.pin();
             let ram = mm.ram(&pin);
+            mm.uncount(&pin, removed);
             let ticket = mm.shoot_down(&ram, range);
             passing.add(ticket);
             ram.defer(copies, Grace { epoch: None, ticket });

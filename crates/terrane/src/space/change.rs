@@ -40,24 +40,26 @@ const SPARE: usize = 3;
 pub(super) type Records = [Option<NonNull<Record>>; SPARE];
 
 /// Records and index nodes that a change has reserved.
-struct Supplies<H: Host> {
+pub(super) struct Supplies<H: Host> {
     records: Records,
-    nodes: Reserve<Vma<H>>,
+    pub(super) nodes: Reserve<Vma<H>>,
 }
 
 /// A layout change under way.
 pub(super) struct Change<'a, H: Host> {
     pub(super) mm: &'a Mm<H>,
     pub(super) cpu: &'a Cpu<H>,
-    supplies: Supplies<H>,
+    pub(super) supplies: Supplies<H>,
     splits: Splits<'a, H>,
     /// Of a space with limits: nobody else changes how much is mapped.
     limits: Option<lock_api::MutexGuard<'a, H::Mutex, ()>>,
+    /// What is cut off from VMAs becomes VMAs, also of memory: a move needs their anon_vma.
+    pub(super) keeps_pieces: bool,
     hold: Exclusive<'a, H>,
 }
 
 /// What became of a VMA that reaches into a range that is being unmapped.
-enum Gone<H: Host> {
+pub(super) enum Gone<H: Host> {
     /// All of it lay in the range: it is out of the index.
     All(NonNull<Vma<H>>),
     /// The part of an object's VMA that lay in the range: a VMA of its own now, in no index.
@@ -67,12 +69,12 @@ enum Gone<H: Host> {
 }
 
 impl<H: Host> Supplies<H> {
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.records.iter().flatten().count()
     }
 
     /// A VMA from a reserved record, in no index and in no list yet.
-    fn create(
+    pub(super) fn create(
         &mut self,
         mm: &Mm<H>,
         range: AddrRange,
@@ -126,9 +128,15 @@ impl<'a, H: Host> Change<'a, H> {
     pub(super) fn begin_within(mm: &'a Mm<H>, cpu: &'a Cpu<H>, reach: AddrRange, range: AddrRange) -> Self {
         let hold = mm.exclude(cpu, reach);
         mm.enter(cpu, &[&hold]);
+        Self::holding(mm, cpu, hold, range)
+    }
+
+    /// The same for a range that the caller holds and has told the listing of.
+    #[inline]
+    pub(super) fn holding(mm: &'a Mm<H>, cpu: &'a Cpu<H>, hold: Exclusive<'a, H>, range: AddrRange) -> Self {
         let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu) };
         let splits = Splits::new(mm, cpu, range);
-        Self { mm, cpu, supplies, splits, limits: None, hold }
+        Self { mm, cpu, supplies, splits, limits: None, keeps_pieces: false, hold }
     }
 
     /// [`begin`](Self::begin) while pinned, if nobody is in the way and no listing is under way; `None` says nothing.
@@ -138,8 +146,7 @@ impl<'a, H: Host> Change<'a, H> {
         if mm.history.active() != 0 {
             return None;
         }
-        let supplies = Supplies { records: [None; SPARE], nodes: mm.take_reserve(cpu) };
-        Some(Self { mm, cpu, supplies, splits: Splits::new(mm, cpu, range), limits: None, hold })
+        Some(Self::holding(mm, cpu, hold, range))
     }
 
     /// Keeps others from changing how much is mapped, until this change ends.
@@ -170,6 +177,11 @@ impl<'a, H: Host> Change<'a, H> {
         self.splits.reserve()
     }
 
+    /// Blocks are divided at the ends of `range`, which is a part of what is held, from now on.
+    pub(super) fn narrow(&mut self, range: AddrRange) {
+        self.splits = Splits::new(self.mm, self.cpu, range);
+    }
+
     /// Divides the blocks at the ends of the range, after the layout has changed and before it is swept.
     #[inline]
     pub(super) fn cut_blocks(&mut self) {
@@ -179,7 +191,7 @@ impl<'a, H: Host> Change<'a, H> {
     /// Gets records and nodes for the most that a step can need, in the midst of a change, where nothing may fail; see the
     /// head of the module.
     #[cold]
-    fn supply(&mut self) {
+    pub(super) fn supply(&mut self) {
         let mut rounds = 0;
         loop {
             let pin = self.cpu.pin();
@@ -244,6 +256,7 @@ impl<'a, H: Host> Change<'a, H> {
             self.cpu.pin()
         };
         self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
+        self.mm.count_locked(self.cpu.id(), flags, range.pages() as i64);
         self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
     }
 
@@ -287,6 +300,7 @@ impl<'a, H: Host> Change<'a, H> {
         let grown = self.mm.index.extend_up(&mut self.supplies.nodes, &pin, range.start, range.end, |low| {
             let fits = fits(low);
             if fits {
+                self.mm.count_locked(self.cpu.id(), low.flags(), range.pages() as i64);
                 self.mm.note(self.cpu, &pin, low);
                 low.change(|low| low.set_end(range.end));
             }
@@ -325,6 +339,7 @@ impl<'a, H: Host> Change<'a, H> {
             self.mm.index.extend_down(&mut self.supplies.nodes, &pin, range.end, range.start, |high| {
                 let fits = fits(high);
                 if fits {
+                    self.mm.count_locked(self.cpu.id(), high.flags(), range.pages() as i64);
                     self.mm.note(self.cpu, &pin, high);
                     high.change(|high| high.set_start(range.start));
                 }
@@ -420,10 +435,11 @@ impl<'a, H: Host> Change<'a, H> {
             Some(NonNull::from(vma))
         });
         let Some(Some(vma)) = removed else { return false };
-        self.mm.mapped.add(self.cpu.id(), -(range.pages() as i64));
+        self.mm.count_unmapped(self.cpu.id(), range.pages());
         self.committed();
         // SAFETY: taken out just now, and retired only below.
         let record = unsafe { vma.as_ref() };
+        self.mm.count_locked(self.cpu.id(), record.flags(), -(range.pages() as i64));
         // Memory that was never touched: nothing to sweep, and all under one pin.
         if record.object().is_none() && !self.has_tables(&pin, range) {
             let anon = record.close_anon();
@@ -431,6 +447,7 @@ impl<'a, H: Host> Change<'a, H> {
             unsafe { Vma::retire(vma, &pin) };
             drop(pin);
             self.cpu.count(Counter::TlbFlushSkipped, 1);
+            self.mm.relocations.forget(range);
             self.end_use(anon);
             return true;
         }
@@ -478,7 +495,7 @@ impl<'a, H: Host> Change<'a, H> {
 
     /// Takes the first VMA in `at..range.end` out of the range, whole or in part; returns where to go on, or `None` when
     /// nothing is left.
-    fn remove_next(&mut self, range: AddrRange, at: u64) -> Option<(u64, Gone<H>)> {
+    pub(super) fn remove_next(&mut self, range: AddrRange, at: u64) -> Option<(u64, Gone<H>)> {
         loop {
             let pin = self.cpu.pin();
             let (vma, seen) = self.mm.next_vma(&pin, at, range.end)?;
@@ -493,7 +510,7 @@ impl<'a, H: Host> Change<'a, H> {
                     (self.cpu.pin(), mappings)
                 }
             };
-            let supplied = self.supplies.count();
+            let (supplied, keeps) = (self.supplies.count(), self.keeps_pieces || object.is_some());
             let (mm, cpu, Supplies { records, nodes }) = (self.mm, self.cpu, &mut self.supplies);
             // For merging nodes that run empty. Without memory for that they stay, and removing goes on, more slowly.
             if !is_hole {
@@ -504,7 +521,7 @@ impl<'a, H: Host> Change<'a, H> {
                 let part = all.intersection(range);
                 let (low, high) = (all.start < range.start, all.end > range.end);
                 let hole = low && high;
-                let needs = usize::from(hole) + usize::from((low || high) && mappings.is_some());
+                let needs = usize::from(hole) + usize::from((low || high) && keeps);
                 if hole && !is_hole || needs > supplied {
                     return None; // a neighbour has merged with it meanwhile
                 }
@@ -518,9 +535,9 @@ impl<'a, H: Host> Change<'a, H> {
                 let seen = vma.snapshot();
                 vma.seq.write_begin();
                 let gone = match mappings.as_deref() {
-                    None => Some(Gone::Part(part)),
+                    None if !keeps => Some(Gone::Part(part)),
                     // The part to go must stay in the object's list until it is swept, so it becomes a VMA.
-                    list @ Some(_) => part_off(records, mm, vma, seen, part, seen.flags, list).map(|piece| {
+                    list => part_off(records, mm, vma, seen, part, seen.flags, list).map(|piece| {
                         // SAFETY: just made.
                         unsafe { piece.as_ref() }.seq.kill();
                         Gone::Piece(piece)
@@ -549,7 +566,8 @@ impl<'a, H: Host> Change<'a, H> {
                     // SAFETY: ours until retired.
                     Gone::All(vma) | Gone::Piece(vma) => unsafe { vma.as_ref() }.range().pages(),
                 };
-                mm.mapped.add(self.cpu.id(), -(pages as i64));
+                mm.count_unmapped(self.cpu.id(), pages);
+                mm.count_locked(self.cpu.id(), seen.flags, -(pages as i64));
                 if is_hole {
                     mm.machine.stats().count(&pin, Counter::VmaSplit);
                 }
@@ -561,7 +579,12 @@ impl<'a, H: Host> Change<'a, H> {
     }
 
     /// Sweeps what has been unmapped: `parts`, and the VMAs of the chain, which end here.
-    fn sweep_removed(&mut self, range: AddrRange, mut removed: Option<NonNull<Vma<H>>>, parts: &[AddrRange]) {
+    pub(super) fn sweep_removed(
+        &mut self,
+        range: AddrRange,
+        mut removed: Option<NonNull<Vma<H>>>,
+        parts: &[AddrRange],
+    ) {
         self.cut_blocks();
         let mut sweep = Sweep::new(self.mm, self.cpu);
         for &part in parts {
@@ -576,6 +599,7 @@ impl<'a, H: Host> Change<'a, H> {
             next = vma.next_removed();
         }
         sweep.finish(range, true);
+        self.mm.relocations.forget(range);
         // Out of the reverse mapping only now: until it is swept, a walk must find every entry.
         while let Some(gone) = removed {
             // SAFETY: in our chain; retired below.
@@ -718,6 +742,7 @@ impl<'a, H: Host> Change<'a, H> {
             let all = edit.range();
             let fits = all.end == gone.end && all.start < gone.start && vma.object().is_none();
             if fits {
+                self.mm.count_locked(self.cpu.id(), vma.flags(), -(gone.pages() as i64));
                 self.mm.note(self.cpu, &pin, vma);
                 vma.change(|vma| vma.set_end(gone.start));
                 edit.set_end(gone.start);
@@ -732,7 +757,7 @@ impl<'a, H: Host> Change<'a, H> {
         }
         let cut = cut == Some(true);
         if cut {
-            self.mm.mapped.add(self.cpu.id(), -(gone.pages() as i64));
+            self.mm.count_unmapped(self.cpu.id(), gone.pages());
         }
         cut
     }

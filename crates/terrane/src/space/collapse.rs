@@ -47,6 +47,7 @@ use crate::error::{Error, OutOfMemory};
 use crate::frame::{FrameFlags, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
+use crate::mm::rss::PageKind;
 use crate::mm::{BLOCK_SIZE, Mm, SpareBlock, block_around};
 use crate::page_table::{EMPTY, Level, Pte, PteFlags, Raw, Table};
 use crate::stats::Counter;
@@ -111,6 +112,8 @@ struct Census {
     shared: usize,
     /// Something that is no page.
     other: bool,
+    /// A guard.
+    guard: bool,
 }
 
 impl Census {
@@ -126,12 +129,15 @@ impl Census {
                     self.shared += 1;
                 }
             }
+            Pte::Guard => self.guard = true,
             _ => self.other = true,
         }
     }
 
     fn check(&self, terms: Terms) -> Result<(), Refusal> {
-        if self.other {
+        if self.guard {
+            Err(Refusal::NotForBlocks)
+        } else if self.other {
             Err(Refusal::Busy)
         } else if self.shared > 0 && !terms.shared {
             Err(Refusal::Shared)
@@ -171,9 +177,37 @@ fn take_all<H: Host>(
 }
 
 impl<H: Host> AddressSpace<H> {
-    /// `MADV_COLLAPSE`: each aligned 2 MiB within `range`.
+    /// `MADV_COLLAPSE`: each aligned 2 MiB within `range`, one VMA after the other, and on behind holes. Ends with the first VMA
+    /// that cannot have huge pages or of which some could not be made, as Linux does.
     pub(super) fn collapse(&self, cpu: &Cpu<H>, range: AddrRange) -> Result<(), Error> {
         let terms = Terms { max_none: TABLE_ENTRIES, shared: true, background: false };
+        let mut next = range.start;
+        let mut hole = false;
+        while next < range.end {
+            let (seen, fits) = {
+                let _steady = self.mm().share(cpu, AddrRange::new(next, range.end));
+                let pin = cpu.pin();
+                let Some((vma, seen)) = self.mm().next_vma(&pin, next, range.end) else {
+                    return Err(Error::NoMemory);
+                };
+                let last = seen.range.end & !(BLOCK_SIZE - 1);
+                let has_room = last.checked_sub(BLOCK_SIZE).is_some_and(|first| first >= seen.range.start);
+                let touched = !matches!(vma.anon(), Anon::None);
+                (seen, has_room && touched && for_blocks(self.mm(), vma, &seen, terms))
+            };
+            if !fits {
+                return Err(Error::Invalid);
+            }
+            let part = seen.range.intersection(AddrRange::new(next, range.end));
+            self.collapse_part(cpu, part, terms)?;
+            hole |= part.start > next;
+            next = part.end;
+        }
+        if hole { Err(Error::NoMemory) } else { Ok(()) }
+    }
+
+    /// Each aligned 2 MiB within `range`.
+    fn collapse_part(&self, cpu: &Cpu<H>, range: AddrRange, terms: Terms) -> Result<(), Error> {
         let mut result = Ok(());
         let mut at = range.start.next_multiple_of(BLOCK_SIZE);
         while at < range.end && range.end - at >= BLOCK_SIZE {
@@ -337,11 +371,14 @@ impl<H: Host> AddressSpace<H> {
         };
         block.into_mapped();
         let mut pages = FrameList::new();
+        let mut missing = TABLE_ENTRIES as u64;
         for old in entries.iter().filter_map(|&raw| old_page(&ram, raw)) {
+            missing -= 1;
             if ram.frames.meta(old).dec_references() == 0 {
                 pages.push(ram.frames, old);
             }
         }
+        mm.count_pages(&pin, PageKind::Anon, missing);
         // Nobody has reached them since step 3.
         ram.free_all(pages);
         let mut tables = FrameList::new();

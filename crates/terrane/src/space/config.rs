@@ -47,6 +47,8 @@ pub struct SpaceConfig {
     pub map_limit: Option<usize>,
     /// Bytes mapped at most (`RLIMIT_AS`); default none.
     pub address_limit: Option<u64>,
+    /// Bytes locked in memory at most (`RLIMIT_MEMLOCK`); at 0, nothing may be locked. Default none.
+    pub memlock_limit: Option<u64>,
     /// Keeps gap sizes in the index. Default true; false only to measure what they cost.
     pub gaps: bool,
     /// Looks at one VMA after the other for free addresses, as Linux did before 3.8. Default false; a baseline.
@@ -70,6 +72,7 @@ impl Default for SpaceConfig {
             colour_mask: 0,
             map_limit: None,
             address_limit: None,
+            memlock_limit: None,
             gaps: true,
             linear_search: false,
             rmap_lock_on_end_move: false,

@@ -59,12 +59,15 @@ impl<H: Host> AddressSpace<H> {
         all.committed();
         let mut copy = Change::begin(child.mm(), cpu, self.config().range);
         child.mm().heap.set(self.mm().heap.range());
+        child.mm().layout.set(self.mm().layout.get());
         if self.mm().may_have_blocks() {
             child.mm().expect_blocks();
         }
         if let (Some(mine), Some(theirs)) = (&self.stretches, &child.stretches) {
             theirs.copy_from(mine);
         }
+        // Before a page is shared: a walk looks for it in the child, too.
+        child.mm().relocations.copy_from(&self.mm().relocations)?;
         let mut protected = false;
         self.mm().forking.store(true, Ordering::SeqCst);
         let mut next = 0;
@@ -120,7 +123,9 @@ impl<H: Host> AddressSpace<H> {
                 }
                 None => None,
             };
-            copy.insert(cpu.pin(), seen.range, seen.flags, seen.pgoff, vma.object().cloned());
+            // Nothing is locked in a child.
+            let flags = seen.flags.difference(VmFlags::LOCKED_MASK);
+            copy.insert(cpu.pin(), seen.range, flags, seen.pgoff, vma.object().cloned());
             let Some(anon) = anon else { return Ok(()) };
             {
                 let pin = cpu.pin();

@@ -7,7 +7,7 @@ use super::AddressSpace;
 use super::change::Change;
 use super::map::MapRequest;
 use super::sweep::Sweep;
-use crate::addr::{AddrRange, PAGE_SHIFT, page_ceil};
+use crate::addr::{AddrRange, PAGE_SHIFT, page_ceil, page_floor};
 use crate::error::Error;
 use crate::host::Host;
 use crate::index::Entry;
@@ -43,6 +43,13 @@ impl<H: Host> AddressSpace<H> {
         }
         let moved = self.move_break(cpu, heap, end);
         drop(lock);
+        if moved.is_ok() && end > heap.end && self.mm().future_flags().contains(VmFlags::LOCKED) {
+            let _ = self.fill_locked(
+                cpu,
+                AddrRange::new(page_floor(heap.end), page_ceil(end).unwrap_or(end)),
+                true,
+            );
+        }
         cpu.tidy();
         if moved.is_ok() { end } else { heap.end }
     }
@@ -74,9 +81,12 @@ impl<H: Host> AddressSpace<H> {
             return Err(Error::NoMemory);
         }
         self.check_limits(&change, &pin, grown)?;
+        let future = self.mm().future_flags();
+        self.check_memlock(future, grown.pages())?;
         change.plan(&pin, 1)?;
-        let flags =
-            (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
+        let flags = (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC)
+            .with_prot(Prot::READ | Prot::WRITE)
+            | future;
         let lock = self.config().rmap_lock_on_end_move;
         change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock, None);
         self.mm().note_heap(cpu);
@@ -98,6 +108,7 @@ impl<H: Host> AddressSpace<H> {
             let mut sweep = Sweep::new(self.mm(), cpu);
             sweep.zap(gone, false);
             sweep.finish(gone, true);
+            self.mm().relocations.forget(gone);
             return Ok(());
         }
         // Other things have been mapped into the heap, or all of it goes.

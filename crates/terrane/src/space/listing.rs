@@ -8,9 +8,10 @@ use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::error::{Error, OutOfMemory};
 use crate::history::{Log, Piece, Recording, restore};
 use crate::host::Host;
+use crate::identity::Identity;
 use crate::index::Reserve;
 use crate::machine::Cpu;
-use crate::mm::{Exclusive, Locking, Mm};
+use crate::mm::{Exclusive, Layout, Locking, Mm};
 use crate::sync::{Pin, Shared};
 use crate::vma::{Prot, Snapshot, VmFlags, Vma};
 use alloc::vec::Vec;
@@ -33,7 +34,7 @@ pub enum Backing {
 }
 
 /// One VMA, as it was when the listing was made. Prints as a line of `/proc/pid/maps`, without device, inode and
-/// path, which only the host knows.
+/// path: a [`Listing`] knows these.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// Addresses, in bytes.
@@ -48,6 +49,8 @@ pub struct Mapping {
     pub backing: Backing,
     /// All attributes.
     pub flags: VmFlags,
+    /// The [number](crate::object::Object::number) of the object; 0 for private memory.
+    pub object: u64,
 }
 
 impl fmt::Display for Mapping {
@@ -72,7 +75,7 @@ impl fmt::Display for Mapping {
     }
 }
 
-/// Set in [`Piece::object`] for files; objects are at even addresses.
+/// Set in [`Piece::object`] for files; the rest is the object's number.
 const IS_FILE: u64 = 1;
 
 /// Looks at a record that is being changed before it is read under the lock of its leaf.
@@ -86,10 +89,8 @@ const ATTEMPTS: u32 = 3;
 
 /// The record of `vma`, which says `seen`.
 fn piece_of<H: Host>(vma: &Vma<H>, seen: Snapshot) -> Piece {
-    let object = vma.object().map_or(0, |object| {
-        let address = Shared::as_ptr(object).addr() as u64;
-        address | if object.is_file() { IS_FILE } else { 0 }
-    });
+    let object =
+        vma.object().map_or(0, |object| object.number() << 1 | if object.is_file() { IS_FILE } else { 0 });
     Piece { range: seen.range, flags: seen.flags.bits(), pgoff: seen.pgoff, object }
 }
 
@@ -237,7 +238,51 @@ fn push<T>(list: &mut Vec<T>, value: T) -> Result<(), OutOfMemory> {
     Ok(())
 }
 
+/// The mappings of a space at one moment between calls, with what they are called: what
+/// [`text`](crate::text) prints.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// The mappings, ascending.
+    pub mappings: Vec<Mapping>,
+    /// What the host has said about the program.
+    pub layout: Layout,
+    /// By number, ascending.
+    names: Vec<(u64, Shared<Identity>)>,
+}
+
+impl Listing {
+    /// What an object is called, if the host has said it.
+    pub fn identity(&self, object: u64) -> Option<&Identity> {
+        let place = self.names.binary_search_by_key(&object, |&(number, _)| number).ok()?;
+        Some(&self.names[place].1)
+    }
+}
+
 impl<H: Host> AddressSpace<H> {
+    /// The mappings with the names of what they show: the state of one moment between calls. Keeps no call and no fault
+    /// waiting. O(n log n).
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub fn listing(&self, cpu: &Cpu<H>) -> Result<Listing, Error> {
+        let kept = cpu.machine().identities().keep();
+        let mappings = self.mappings(cpu)?;
+        let numbers = mappings.iter().map(|mapping| mapping.object).filter(|&number| number != 0);
+        let names = kept.names_of(numbers)?;
+        Ok(Listing { mappings, layout: self.mm().layout.get(), names })
+    }
+
+    /// Says where the program's code and its first stack are, as a program loader does once; see [`Layout`]. A fork has the
+    /// same.
+    pub fn set_layout(&self, layout: Layout) {
+        self.mm().layout.set(layout);
+    }
+
+    /// What the host has said about the program.
+    pub fn layout(&self) -> Layout {
+        self.mm().layout.get()
+    }
+
     /// The mappings, ascending: the state of one moment between calls. Keeps no call and no fault waiting. O(n).
     ///
     /// # Errors
@@ -281,7 +326,8 @@ impl<H: Host> AddressSpace<H> {
 impl Mapping {
     fn new(piece: &Piece, heap: AddrRange) -> Self {
         let (range, flags) = (piece.range, VmFlags::from_bits_retain(piece.flags));
-        let is_heap = range.start <= heap.end && heap.start < range.end && !heap.is_empty();
+        // As in Linux: a mapping that only touches the heap is none of it.
+        let is_heap = range.start < heap.end && heap.start < range.end;
         let backing = match piece.object {
             0 if is_heap => Backing::Heap,
             0 if flags.contains(VmFlags::GROWSDOWN) => Backing::Stack,
@@ -290,6 +336,7 @@ impl Mapping {
             _ => Backing::Shared,
         };
         let offset = if piece.object == 0 { 0 } else { piece.pgoff << PAGE_SHIFT };
-        Mapping { range, prot: flags.prot(), shared: !flags.is_private(), offset, backing, flags }
+        let object = piece.object >> 1;
+        Mapping { range, prot: flags.prot(), shared: !flags.is_private(), offset, backing, flags, object }
     }
 }

@@ -76,6 +76,9 @@ impl<H: Host> AddressSpace<H> {
     /// [`Error::NotPermitted`] below the first address of the range.
     pub fn map(&self, cpu: &Cpu<H>, request: MapRequest<H>) -> Result<u64, Error> {
         let (addr, len) = self.map_only(cpu, &request)?;
+        if self.mm().future_flags().contains(VmFlags::LOCKED) {
+            let _ = self.fill_locked(cpu, AddrRange::new(addr, addr + len), true);
+        }
         if request.flags.contains(MapFlags::POPULATE) {
             // As in Linux: what cannot be filled in is left to faults, which will say why.
             let private_write =
@@ -99,7 +102,7 @@ impl<H: Host> AddressSpace<H> {
                 (false, true) => false,
                 _ => return Err(Error::Invalid),
             };
-        let mut flags = vm_flags(request.prot, request.flags);
+        let mut flags = vm_flags(request.prot, request.flags) | self.mm().future_flags();
         if flags.contains(VmFlags::GROWSDOWN) && (shared || request.object.is_some()) {
             return Err(Error::Invalid);
         }
@@ -142,6 +145,7 @@ impl<H: Host> AddressSpace<H> {
             pin = cpu.pin();
         }
         self.check_limits(&change, &pin, range)?;
+        self.check_memlock(flags, range.pages())?;
         // Only a fixed address may be in use: what the search finds is free.
         let replaced = fixed.then(|| change.removal(&pin, range)).filter(|removal| removal.anything);
         change.plan(&pin, 1 + replaced.as_ref().map_or(0, |removal| removal.records))?;

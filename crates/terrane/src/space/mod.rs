@@ -8,7 +8,9 @@
 //! | `splits`, `collapse` | dividing and making huge pages |
 //! | `within` | a change of attributes within one VMA, in one step |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
-//! | `map`, `protect`, `advise`, `heap`, `fork`, `listing` | the calls |
+//! | `carry` | what moves do to the entries of the page table |
+//! | `footprint` | how much memory a mapping holds |
+//! | `map`, `protect`, `remap`, `advise`, `lock`, `heap`, `fork`, `listing` | the calls |
 //!
 //! # Plan, then commit
 //!
@@ -23,15 +25,19 @@
 //! the record at rest. A fault that began before sees, while it owns its entry, that the counter has moved.
 
 mod advise;
+mod carry;
 mod change;
 mod collapse;
 mod config;
+mod footprint;
 mod fork;
 mod heap;
 mod listing;
+mod lock;
 mod map;
 mod place;
 mod protect;
+mod remap;
 mod share;
 mod splits;
 mod stretch;
@@ -40,10 +46,12 @@ mod within;
 
 pub use collapse::CollapseProgress;
 pub use config::{Placement, SpaceConfig};
-pub use listing::{Backing, Mapping};
+pub use footprint::{Footprint, Share};
+pub use listing::{Backing, Listing, Mapping};
+pub use lock::{MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, MLOCK_ONFAULT};
 pub use map::MapRequest;
 
-pub use crate::mm::{HugePages, Locking};
+pub use crate::mm::{HugePages, Layout, Locking};
 
 use crate::addr::{AddrRange, Frame, PAGE_SHIFT, TABLE_ENTRIES};
 use crate::error::{Error, FaultError, OutOfMemory};
@@ -236,7 +244,7 @@ impl<H: Host> AddressSpace<H> {
 
     /// True when how much is mapped decides whether a call may go on.
     fn has_limits(&self) -> bool {
-        self.config.map_limit.is_some() || self.config.address_limit.is_some()
+        self.config.map_limit.is_some() || self.config.address_limit.is_some() || self.limits_locked()
     }
 
     fn clear(&mut self, cpu: &Cpu<H>) {

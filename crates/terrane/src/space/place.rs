@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::index::{Direction, Entry, GapRequest};
 use crate::machine::Cpu;
-use crate::mm::{Locking, Mm, STACK_GUARD_GAP};
+use crate::mm::{Exclusive, Locking, Mm, STACK_GUARD_GAP};
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
@@ -42,6 +42,14 @@ pub(super) struct Claim<'a, H: Host> {
     /// What they continue; `None` where nobody has looked.
     pub(super) fits: Option<Fits>,
     pub(super) pin: Pin<'a>,
+}
+
+/// Both ends of a move.
+pub(super) struct Site<'a, H: Host> {
+    /// Where to.
+    pub(super) range: AddrRange,
+    pub(super) old: Change<'a, H>,
+    pub(super) new: Change<'a, H>,
 }
 
 /// The VMAs below and above a range, with their ranges.
@@ -122,6 +130,7 @@ impl<H: Host> AddressSpace<H> {
         let (mm, config) = (self.mm(), self.config());
         let is_simple = request.object.is_none()
             && !request.flags.intersects(NOT_SIMPLE)
+            && !flags.contains(VmFlags::LOCKED)
             && config.locking == Locking::Speculative
             && len <= config.range.len()
             && !self.has_limits();
@@ -148,6 +157,44 @@ impl<H: Host> AddressSpace<H> {
         done.then_some(addr)
     }
 
+    /// Finds the addresses for `request`, which is for no fixed address, beside `held`, and takes hold of both: for a move.
+    pub(super) fn claim_beside<'a>(
+        &'a self,
+        cpu: &'a Cpu<H>,
+        request: &MapRequest<H>,
+        held: AddrRange,
+    ) -> Result<Site<'a, H>, Error> {
+        let (mm, config, len) = (self.mm(), self.config(), request.len);
+        if len > config.range.len() {
+            return Err(Error::NoMemory);
+        }
+        if config.locking == Locking::Speculative {
+            for _ in 0..TRIES {
+                let Some(addr) = self.candidate(cpu, request, len) else { break };
+                let range = AddrRange::new(addr, addr + len);
+                if range.overlaps(held) {
+                    break; // nothing is mapped there any more
+                }
+                let [hold, other] = mm.exclude_both(cpu, [held, range]);
+                mm.enter(cpu, &[&hold, &other]);
+                let old = Change::holding(mm, cpu, hold, held);
+                let new = Change::holding(mm, cpu, other, range);
+                if new.is_roomy(&cpu.pin(), range) {
+                    return Ok(Site { range, old, new });
+                }
+            }
+        }
+        let hold = mm.exclude(cpu, config.range);
+        mm.enter(cpu, &[&hold]);
+        let addr = place(mm, &cpu.pin(), config, request, len).ok_or(Error::NoMemory)?;
+        let range = AddrRange::new(addr, addr + len);
+        if range.overlaps(held) {
+            return Err(Error::BadAddress); // as above
+        }
+        let old = Change::holding(mm, cpu, hold, held);
+        Ok(Site { range, old, new: Change::holding(mm, cpu, Exclusive::Covered, range) })
+    }
+
     /// Addresses that look free.
     fn candidate(&self, cpu: &Cpu<H>, request: &MapRequest<H>, len: u64) -> Option<u64> {
         if let (Some(stretches), true) = (&self.stretches, is_anywhere(request)) {
@@ -159,6 +206,16 @@ impl<H: Host> AddressSpace<H> {
             }
         }
         place(self.mm(), &cpu.pin(), self.config(), request, len)
+    }
+}
+
+impl<H: Host> Change<'_, H> {
+    /// True when nothing is mapped in `range`, which is held, and what lies above keeps its guard gap.
+    fn is_roomy(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
+        let within = AddrRange::new(range.start, range.end.saturating_add(STACK_GUARD_GAP));
+        let [below, above] = self.mm.index.neighbours(pin, range.start, within);
+        below.is_none_or(|(below, _)| below.end <= range.start)
+            && above.is_none_or(|(above, vma)| range.end <= above.start.saturating_sub(vma.guard_below()))
     }
 }
 

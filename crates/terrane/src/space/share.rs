@@ -2,11 +2,12 @@
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
-use crate::frame::{FrameFlags, FrameList, Ram};
+use crate::frame::{BLOCK_FRAMES, FrameFlags, FrameList, Ram};
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::rss::PageKind;
 use crate::mm::{BlockFrames, Mm};
-use crate::page_table::{BUSY, EMPTY, Format, Level, Pte, PteFlags, Slot, SlotError};
+use crate::page_table::{BUSY, EMPTY, Format, GUARD, Level, Pte, PteFlags, Slot, SlotError};
 use core::ops::ControlFlow;
 
 /// Makes the private pages of `range` shared between the two.
@@ -18,6 +19,8 @@ pub(super) fn share_pages<H: Host>(
     protected: &mut bool,
 ) -> Result<(), OutOfMemory> {
     let mut result = Ok(());
+    // Pages that the child maps now.
+    let mut shared = 0;
     parent.for_each_part(cpu, range, |ram, part| {
         if result.is_err() {
             return;
@@ -28,12 +31,12 @@ pub(super) fn share_pages<H: Host>(
             result = parent.page_table.for_each_pair(&child.page_table, ram, part, |pair| {
                 if pair.level == Level::PAGE {
                     return Slot::for_each_used(pair.parent, |index, slot| {
-                        *protected |= share_entry::<H>(ram, slot, &pair.child[index]);
+                        *protected |= share_entry::<H>(ram, slot, &pair.child[index], &mut shared);
                         ControlFlow::Continue(())
                     });
                 }
                 for (slot, copy) in pair.parent.iter().zip(pair.child) {
-                    match share_block::<H>(ram, slot, copy) {
+                    match share_block::<H>(ram, slot, copy, &mut shared) {
                         Some(stores) => *protected |= stores,
                         None => divided = true,
                     }
@@ -42,12 +45,13 @@ pub(super) fn share_pages<H: Host>(
             });
         }
     });
+    child.count_pages(&cpu.pin(), PageKind::Anon, shared);
     // Nobody else changes the child's tables, so only memory can be missing.
     result.map_err(|_: SlotError| OutOfMemory)
 }
 
 /// Shares one page. Returns true when the parent's processors may hold a translation that allows stores.
-fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> bool {
+fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot, shared_pages: &mut u64) -> bool {
     let mut raw = slot.load();
     let mut counted = false;
     loop {
@@ -58,6 +62,10 @@ fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> bool {
         let (frame, flags, hidden) = match Pte::decode::<H::Format>(raw) {
             Pte::Page { frame, flags } => (frame, flags, false),
             Pte::NoAccess { frame, flags } => (frame, flags, true),
+            Pte::Guard => {
+                copy.fill(GUARD);
+                return false;
+            }
             _ => return false,
         };
         let meta = ram.frames.meta(frame);
@@ -87,13 +95,14 @@ fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> bool {
             Pte::Page { frame, flags: shared.difference(PteFlags::ACCESSED) }
         };
         copy.fill(entry.encode::<H::Format>());
+        *shared_pages += 1;
         return !hidden && flags.contains(PteFlags::WRITE);
     }
 }
 
 /// Shares one block: its frames are counted, and it is read-only on both sides. Returns as [`share_entry`] does; `None`, and
 /// nothing shared, when a fault has divided the block this moment.
-fn share_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> Option<bool> {
+fn share_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot, shared_pages: &mut u64) -> Option<bool> {
     loop {
         let raw = slot.wait_not_busy(ram);
         if raw == EMPTY {
@@ -115,6 +124,7 @@ fn share_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot) -> Option<bo
         // The child has not used it yet.
         let entry = Pte::Block { frame, flags: shared.difference(PteFlags::ACCESSED) };
         copy.fill(entry.encode::<H::Format>());
+        *shared_pages += BLOCK_FRAMES as u64;
         return Some(flags.contains(PteFlags::WRITE));
     }
 }

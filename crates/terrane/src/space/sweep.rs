@@ -2,9 +2,10 @@
 //! allow. The layout itself has been changed before ([`change`](super::change)), so that faults know.
 
 use crate::addr::AddrRange;
-use crate::frame::{FrameFlags, FrameList, Grace, Ram};
+use crate::frame::{BLOCK_FRAMES, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
+use crate::mm::rss::{PageKind, Removed};
 use crate::mm::{BlockFrames, Mm, block_around};
 use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot};
 use crate::stats::Counter;
@@ -17,6 +18,7 @@ pub(super) struct Sweep<'a, H: Host> {
     mm: &'a Mm<H>,
     cpu: &'a Cpu<H>,
     pages: FrameList,
+    removed: Removed,
     found: bool,
     tables: bool,
     /// Pages of objects are concerned, which live on elsewhere: [`Mm::ending`] is raised.
@@ -25,36 +27,70 @@ pub(super) struct Sweep<'a, H: Host> {
 
 impl<'a, H: Host> Sweep<'a, H> {
     pub(super) fn new(mm: &'a Mm<H>, cpu: &'a Cpu<H>) -> Self {
-        Self { mm, cpu, pages: FrameList::new(), found: false, tables: false, ending: false }
+        Self {
+            mm,
+            cpu,
+            pages: FrameList::new(),
+            removed: Removed::default(),
+            found: false,
+            tables: false,
+            ending: false,
+        }
     }
 
     /// Empties the entries of `range`, which no VMA covers any more, or whose pages are to be forgotten.
     /// Blocks at its ends have been divided ([`Splits`](super::splits::Splits)).
     /// `ends_object`: pages of an object are concerned that may be written through these entries, or whose mapping goes.
     pub(super) fn zap(&mut self, range: AddrRange, ends_object: bool) {
+        self.end_objects(ends_object);
+        let mm = self.mm;
+        mm.for_each_part(self.cpu, range, |ram, part| {
+            self.tables = true;
+            mm.page_table.zap(ram, part, &mut |_, pte| self.gone(ram, pte));
+        });
+    }
+
+    /// The same for pages that are to be forgotten while their mapping stays: guards stay too.
+    pub(super) fn forget(&mut self, range: AddrRange, ends_object: bool) {
+        self.end_objects(ends_object);
+        let mm = self.mm;
+        mm.for_each_part(self.cpu, range, |ram, part| {
+            self.tables = true;
+            mm.page_table.zap_but_guards(ram, part, &mut |_, pte| self.gone(ram, pte));
+        });
+    }
+
+    /// Says, before an entry changes, whether pages of objects are concerned; see [`zap`](Self::zap).
+    pub(super) fn end_objects(&mut self, ends_object: bool) {
         if ends_object && !self.ending {
             self.ending = true;
             self.mm.ending.fetch_add(1, Ordering::SeqCst);
         }
-        let zero = self.mm.machine.zero_frame();
-        self.mm.for_each_part(self.cpu, range, |ram, part| {
-            self.tables = true;
-            self.mm.page_table.zap(ram, part, &mut |_, pte| match pte {
-                Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
-                    self.found = true;
-                    let meta = ram.frames.meta(frame);
-                    if frame != zero && meta.flags().contains(FrameFlags::ANON) && meta.dec_references() == 0
-                    {
-                        self.pages.push(ram.frames, frame);
-                    }
+    }
+
+    /// An entry that said `pte` says it no more.
+    pub(super) fn gone(&mut self, ram: &Ram<'_, H>, pte: Pte) {
+        self.tables = true;
+        match pte {
+            Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
+                self.found = true;
+                if frame == self.mm.machine.zero_frame() {
+                    return;
                 }
-                Pte::Block { frame, .. } => {
-                    self.found = true;
-                    BlockFrames(frame).drop_references(ram, &mut self.pages);
+                let meta = ram.frames.meta(frame);
+                let kind = PageKind::from_flags(meta.flags());
+                self.removed.add(kind, 1);
+                if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
+                    self.pages.push(ram.frames, frame);
                 }
-                _ => {}
-            });
-        });
+            }
+            Pte::Block { frame, .. } => {
+                self.found = true;
+                self.removed.add(Some(PageKind::Anon), BLOCK_FRAMES as u64);
+                BlockFrames(frame).drop_references(ram, &mut self.pages);
+            }
+            _ => {}
+        }
     }
 
     /// Shoots `range`, which covers all that was zapped, down; frees the frames once that has passed; with `unmapped`,
@@ -79,6 +115,7 @@ impl<'a, H: Host> Sweep<'a, H> {
         }
         let pin = self.cpu.pin();
         let ram = self.mm.ram(&pin);
+        self.mm.uncount(&pin, self.removed);
         let mut tables = FrameList::new();
         if unmapped {
             let floor = self.mm.index.last_starting_before(&pin, range.start).map_or(0, Vma::end);

@@ -41,6 +41,19 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
+    /// How to move (`MREMAP_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct RemapFlags: u32 {
+        /// To another address, if there is no room.
+        const MAYMOVE = 1;
+        /// To exactly this address, in place of what is mapped there. With `MAYMOVE` only.
+        const FIXED = 2;
+        /// The old range stays mapped, empty. With `MAYMOVE`, and the same length, only.
+        const DONTUNMAP = 4;
+    }
+}
+
+bitflags::bitflags! {
     /// The attributes of a VMA (`VM_…`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
     pub struct VmFlags: u64 {
@@ -60,12 +73,24 @@ bitflags::bitflags! {
         const MAYEXEC = 0x40;
         /// A stack that grows downwards.
         const GROWSDOWN = 0x100;
+        /// Maps frames of a device, which are not the machine's memory.
+        const PFNMAP = 0x400;
+        /// Pages stay in memory.
+        const LOCKED = 0x2000;
+        /// Maps registers of a device.
+        const IO = 0x4000;
         /// Expected to be read in order.
         const SEQ_READ = 0x8000;
         /// Expected to be read in no order: no fault-around, no read-ahead.
         const RAND_READ = 0x1_0000;
         /// Not copied by `fork`.
         const DONTCOPY = 0x2_0000;
+        /// `remap` may not let it grow.
+        const DONTEXPAND = 0x4_0000;
+        /// Pages are locked when they are first touched, not before.
+        const LOCKONFAULT = 0x8_0000;
+        /// Counted against the memory that programs may ask for.
+        const ACCOUNT = 0x10_0000;
         /// Mapped with `NORESERVE`.
         const NORESERVE = 0x20_0000;
         /// Empty in the child after `fork`.
@@ -76,12 +101,22 @@ bitflags::bitflags! {
         const HUGEPAGE = 0x2000_0000;
         /// No huge pages.
         const NOHUGEPAGE = 0x4000_0000;
+        /// Pages may be dropped when memory is short, and read as zeros then.
+        const DROPPABLE = 1 << 40;
+        /// May not be unmapped, moved, or changed any more.
+        const SEALED = 1 << 42;
     }
 }
 
 impl VmFlags {
     /// The three protection bits.
     pub const PROT: VmFlags = VmFlags::READ.union(VmFlags::WRITE).union(VmFlags::EXEC);
+
+    /// Mappings that are not of ordinary pages (`VM_SPECIAL`): many calls leave them alone.
+    pub const SPECIAL: VmFlags = VmFlags::IO.union(VmFlags::DONTEXPAND).union(VmFlags::PFNMAP);
+
+    /// The two bits of a locked mapping.
+    pub const LOCKED_MASK: VmFlags = VmFlags::LOCKED.union(VmFlags::LOCKONFAULT);
 
     /// The protection as the calls name it.
     #[inline]
@@ -143,8 +178,14 @@ pub enum Advice {
     Sequential,
     /// Read the file pages of the range into the page cache.
     WillNeed,
-    /// Forget the pages: private ones read as zeros or as the file again.
+    /// Forget the pages: private ones read as zeros or as the file again. Not of locked mappings.
     DontNeed,
+    /// The same, of locked mappings too.
+    DontNeedLocked,
+    /// The pages of private memory may be forgotten when memory is short, unless they are stored to before.
+    Free,
+    /// Punch a hole into the object: its bytes become zeros, for all who map or read it.
+    Remove,
     /// Leave the range out of `fork`.
     DontFork,
     /// Undo [`DontFork`](Self::DontFork).
@@ -163,6 +204,14 @@ pub enum Advice {
     NoHugePage,
     /// Make huge pages of the pages that are there, now.
     Collapse,
+    /// Not used for now: the first to go when memory is short.
+    Cold,
+    /// Not used for now: write them out.
+    PageOut,
+    /// Raise a signal at any access, and give the pages up.
+    GuardInstall,
+    /// Undo [`GuardInstall`](Self::GuardInstall).
+    GuardRemove,
     /// Map every page for reading.
     PopulateRead,
     /// Map every page for writing.
@@ -170,7 +219,9 @@ pub enum Advice {
 }
 
 impl Advice {
-    /// The advice with Linux's number `raw`, or `None` for one that is not available: `EINVAL`.
+    /// The advice with Linux's number `raw`, or `None` for one that is not available: `EINVAL`. Not available are the
+    /// numbers that Linux does not know, and those that it knows only with `CONFIG_KSM` (`MADV_MERGEABLE`, 12, and
+    /// `MADV_UNMERGEABLE`, 13) or `CONFIG_MEMORY_FAILURE` (`MADV_HWPOISON`, 100, and `MADV_SOFT_OFFLINE`, 101).
     pub const fn from_linux(raw: i32) -> Option<Advice> {
         Some(match raw {
             0 => Advice::Normal,
@@ -178,6 +229,8 @@ impl Advice {
             2 => Advice::Sequential,
             3 => Advice::WillNeed,
             4 => Advice::DontNeed,
+            8 => Advice::Free,
+            9 => Advice::Remove,
             10 => Advice::DontFork,
             11 => Advice::DoFork,
             14 => Advice::HugePage,
@@ -186,9 +239,14 @@ impl Advice {
             17 => Advice::DoDump,
             18 => Advice::WipeOnFork,
             19 => Advice::KeepOnFork,
+            20 => Advice::Cold,
+            21 => Advice::PageOut,
             22 => Advice::PopulateRead,
             23 => Advice::PopulateWrite,
+            24 => Advice::DontNeedLocked,
             25 => Advice::Collapse,
+            102 => Advice::GuardInstall,
+            103 => Advice::GuardRemove,
             _ => return None,
         })
     }

@@ -4,5 +4,5 @@ pub mod flags;
 pub mod merge;
 pub mod record;
 
-pub use flags::{Access, Advice, MapFlags, Prot, VmFlags};
+pub use flags::{Access, Advice, MapFlags, Prot, RemapFlags, VmFlags};
 pub use record::{Anon, Snapshot, Vma};

@@ -1,5 +1,7 @@
 //! The calls and the faults together, on the small machine for unit tests.
 
+mod accounts;
+mod advise;
 mod basics;
 mod huge;
 mod listing;
@@ -7,6 +9,7 @@ mod model;
 mod neighbours;
 mod placement;
 mod races;
+mod remap;
 mod rmap;
 
 use crate::addr::PAGE_SIZE;

@@ -75,7 +75,7 @@ pub(super) fn check_private(cpu: &Cpu<TestHost>, spaces: &[&Space]) -> usize {
 }
 
 /// The walk of an object finds exactly the entries of its mappings, private copies included.
-fn check_object(cpu: &Cpu<TestHost>, object: &Shared<Object<TestHost>>, spaces: &[&Space]) {
+pub(super) fn check_object(cpu: &Cpu<TestHost>, object: &Shared<Object<TestHost>>, spaces: &[&Space]) {
     let mut expected: BTreeMap<u64, Entries> = BTreeMap::new();
     for entries in all_entries(cpu, spaces).values() {
         for &(space, addr) in entries {

@@ -440,7 +440,7 @@ fn what_cannot_be_divided_for_want_of_memory_stays_as_it_is() {
     assert_eq!(space.unmap(cpu, at, PAGE_SIZE), Err(Error::NoMemory));
     assert_eq!(space.protect(cpu, at, PAGE_SIZE, Prot::READ), Err(Error::NoMemory));
     assert_eq!(space.advise(cpu, at, PAGE_SIZE, Advice::DontNeed), Err(Error::NoMemory));
-    assert_eq!(space.advise(cpu, at, PAGE_SIZE, Advice::DontDump), Err(Error::NoMemory));
+    assert_eq!(space.advise(cpu, at, PAGE_SIZE, Advice::DontDump), Err(Error::Again));
     assert_eq!(space.map(cpu, MapRequest::anonymous(PAGE_SIZE, RW).fixed(at)), Err(Error::NoMemory));
     assert_eq!(bench.store(&space, at, 3), Err(FaultError::OutOfMemory));
     assert_eq!(space.mappings(cpu).unwrap(), layout);

@@ -10,6 +10,7 @@
 
 mod plain;
 
+use super::accounts;
 use super::{Bench, Space};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::Error;
@@ -244,6 +245,14 @@ impl Run<'_> {
             Advice::HugePage,
             Advice::NoHugePage,
             Advice::Collapse,
+            Advice::DontNeedLocked,
+            Advice::Free,
+            Advice::Cold,
+            Advice::PageOut,
+            Advice::Remove,
+            Advice::GuardInstall,
+            Advice::GuardRemove,
+            Advice::GuardRemove,
         ][self.random.below(18) as usize];
         let both = &mut self.spaces[n];
         let long = len > LIMITS.len() * 2;
@@ -441,6 +450,7 @@ impl Run<'_> {
 
     /// Every page of every space loads what the model says.
     fn check_all(&mut self) {
+        accounts::check_shares(&self.bench.cpu, self.spaces.iter().map(|both| &both.space));
         for both in &mut self.spaces {
             for n in 0..PAGES {
                 for offset in [0, 2040] {
@@ -476,6 +486,9 @@ fn run(seed: u64, steps: u64, config: SpaceConfig, tickets: bool, loud: bool) {
     for step in 0..steps {
         at.step = step;
         run.step();
+        if step % 8 == 0 {
+            run.spaces.iter().for_each(|both| accounts::check_counts(&bench.cpu, &both.space));
+        }
         if step % 500 == 499 {
             run.check_all();
         }
@@ -520,6 +533,7 @@ const RANGE: SpaceConfig = SpaceConfig {
     colour_mask: 0,
     map_limit: None,
     address_limit: None,
+    memlock_limit: None,
     gaps: true,
     linear_search: false,
     rmap_lock_on_end_move: false,

@@ -28,6 +28,8 @@ pub(super) struct Page {
     pub(super) shows: Option<(usize, u64)>,
     /// The private content, once there is one.
     pub(super) own: Option<Bytes>,
+    /// Every access raises a signal.
+    pub(super) guard: bool,
 }
 
 /// A file or shared memory.
@@ -63,6 +65,19 @@ impl Object {
 
     fn page(&self, index: u64) -> Option<&[u8]> {
         (index < self.pages()).then(|| &self.data[index as usize * SIZE..][..SIZE])
+    }
+
+    /// Makes a page zeros, in the file too.
+    fn punch(&mut self, index: u64) {
+        if index < self.pages() {
+            let start = index as usize * SIZE;
+            let end = (start + SIZE).min(self.len as usize);
+            self.data[start..start + SIZE].fill(0);
+            self.dirty.remove(&index);
+            if let Some(file) = &mut self.file {
+                file[start..end].fill(0);
+            }
+        }
     }
 
     /// Writes the dirty pages among `pages`; returns whether there were any.
@@ -142,6 +157,9 @@ impl Plain {
         let page = page.ok_or(FaultError::NotMapped)?;
         if !page.flags.allows(access) {
             return Err(FaultError::NotAllowed);
+        }
+        if page.guard {
+            return Err(FaultError::Guard);
         }
         if page.own.is_some() {
             return Ok(page);
@@ -304,7 +322,7 @@ impl Plain {
         };
         for n in 0..len / PAGE_SIZE {
             let shows = object.map(|object| (object, first + n));
-            self.pages[number(addr) + n as usize] = Some(Page { flags, shows, own: None });
+            self.pages[number(addr) + n as usize] = Some(Page { flags, shows, own: None, guard: false });
         }
         if request.flags.contains(MapFlags::POPULATE) && !request.prot.is_empty() {
             let write = !shared && request.prot.contains(Prot::WRITE);
@@ -371,17 +389,6 @@ impl Plain {
                     error => error.as_populate_error(),
                 });
             }
-            Advice::DontNeed | Advice::WillNeed => {
-                let mut hole = false;
-                for at in (range.start..range.end).step_by(SIZE) {
-                    match LIMITS.contains(at).then(|| self.pages[number(at)].as_mut()).flatten() {
-                        Some(page) if advice == Advice::DontNeed => page.own = None,
-                        Some(_) => {}
-                        None => hole = true,
-                    }
-                }
-                return if hole { Err(Error::NoMemory) } else { Ok(()) };
-            }
             Advice::Normal => (VmFlags::empty(), pattern),
             Advice::Random => (VmFlags::RAND_READ, pattern),
             Advice::Sequential => (VmFlags::SEQ_READ, pattern),
@@ -391,19 +398,35 @@ impl Plain {
             Advice::KeepOnFork => (VmFlags::empty(), VmFlags::WIPEONFORK),
             Advice::HugePage => (VmFlags::HUGEPAGE, VmFlags::NOHUGEPAGE),
             Advice::NoHugePage => (VmFlags::NOHUGEPAGE, VmFlags::HUGEPAGE),
-            // No aligned 2 MiB fit into the arena: see `huge` for those.
-            Advice::Collapse => return Ok(()),
             Advice::DontDump => (VmFlags::DONTDUMP, VmFlags::empty()),
             Advice::DoDump => (VmFlags::empty(), VmFlags::DONTDUMP),
+            _ => (VmFlags::empty(), VmFlags::empty()),
         };
-        let private_only = advice == Advice::WipeOnFork;
-        let pages = self.covered(range, |page| {
-            if private_only && page.shows.is_some() { Err(Error::Invalid) } else { Ok(()) }
-        })?;
-        for page in self.pages[pages].iter_mut().flatten() {
-            page.flags = page.flags.difference(clear).union(set);
+        let mut hole = false;
+        for at in (range.start..range.end).step_by(SIZE) {
+            let page = LIMITS.contains(at).then(|| self.pages[number(at)].as_mut()).flatten();
+            let Some(page) = page else {
+                hole = true;
+                continue;
+            };
+            match advice {
+                Advice::WipeOnFork | Advice::Free if page.shows.is_some() => return Err(Error::Invalid),
+                // No aligned 2 MiB fit into the arena: see `huge` for those.
+                Advice::Collapse => return Err(Error::Invalid),
+                Advice::DontNeed | Advice::DontNeedLocked => page.own = None,
+                Advice::GuardInstall => (page.own, page.guard) = (None, true),
+                Advice::GuardRemove => page.guard = false,
+                Advice::Remove => {
+                    let (object, index) = page.shows.ok_or(Error::Invalid)?;
+                    if !page.flags.contains(VmFlags::SHARED | VmFlags::MAYWRITE) {
+                        return Err(Error::Access);
+                    }
+                    objects[object].punch(index);
+                }
+                _ => page.flags = page.flags.difference(clear).union(set),
+            }
         }
-        Ok(())
+        if hole { Err(Error::NoMemory) } else { Ok(()) }
     }
 
     pub(super) fn brk(&mut self, end: u64) -> u64 {
@@ -421,7 +444,7 @@ impl Plain {
             let flags =
                 (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE);
             for page in &mut self.pages[number(old)..number(new)] {
-                *page = Some(Page { flags, shows: None, own: None });
+                *page = Some(Page { flags, shows: None, own: None, guard: false });
             }
         }
         self.heap.1 = end;
@@ -434,7 +457,9 @@ impl Plain {
         for place in &mut child.pages {
             match place {
                 Some(page) if page.flags.contains(VmFlags::DONTCOPY) => *place = None,
-                Some(page) if page.flags.contains(VmFlags::WIPEONFORK) => page.own = None,
+                Some(page) if page.flags.contains(VmFlags::WIPEONFORK) => {
+                    (page.own, page.guard) = (None, false)
+                }
                 _ => {}
             }
         }

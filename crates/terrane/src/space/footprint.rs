@@ -1,0 +1,297 @@
+//! How much memory a mapping holds, and with whom it shares it: what `smaps` prints.
+//!
+//! # What it guarantees
+//!
+//! A walk of the page table, some tables under each pin; it holds nothing that a fault waits for, and writes nothing that a
+//! fault reads. Each entry is looked at once, at its own moment: at rest the sums are exact, beside faults and calls they
+//! are of no single one. A page that moves while it is looked for may be missed.
+//!
+//! # Who shares a page
+//!
+//! The references of a private page are the entries that map it, so they are the number that Linux calls mapcount. Pages of
+//! objects have no references (see [`object`](crate::object)): they are counted by reverse mapping, a table's span of the
+//! mapping at a time, by going over the entries of all mappings of the object; where the mapping is the only one,
+//! that is left out. The object's mapping lock is held for each span: calls that map or unmap the object wait, some
+//! 5 us for each other mapping of the span, faults do not.
+//!
+//! # Differences from Linux
+//!
+//! Pages that a fault maps around the one asked for count as referenced there, on x86-64; here they do once they are used.
+
+use super::{AddressSpace, Mapping};
+use crate::addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
+use crate::frame::{FrameFlags, Ram};
+use crate::host::Host;
+use crate::machine::Cpu;
+use crate::mm::{Mm, block_around};
+use crate::object::Object;
+use crate::page_table::{Level, Pte, PteFlags, Slot};
+use crate::rmap::walk::{for_each_entry, for_each_range_of_object};
+use crate::sync::Shared;
+use core::ops::{AddAssign, ControlFlow};
+
+/// Fractions of a byte in a proportional share: 12 bits, as in Linux, so that sums over spaces add up.
+const SHARE_SHIFT: u32 = 12;
+
+/// A sum of proportional shares: each page's bytes divided by the number of entries that map it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Share(u64);
+
+impl Share {
+    /// The share in a page that `sharers` entries map.
+    fn of_page(sharers: u64) -> Self {
+        Self((PAGE_SIZE << SHARE_SHIFT) / sharers.max(1))
+    }
+
+    /// In bytes, rounded down.
+    pub fn bytes(self) -> u64 {
+        self.0 >> SHARE_SHIFT
+    }
+}
+
+impl AddAssign for Share {
+    fn add_assign(&mut self, other: Self) {
+        self.0 += other.0;
+    }
+}
+
+/// What a mapping, or a space, holds in memory. In bytes. Pages of zeros that were only read are not counted, as in Linux.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Footprint {
+    /// Mapped pages.
+    pub resident: u64,
+    /// The share in them.
+    pub share: Share,
+    /// The share in those that were stored to and are not in a file yet.
+    pub share_dirty: Share,
+    /// The share in private pages.
+    pub share_anon: Share,
+    /// The share in pages of files.
+    pub share_file: Share,
+    /// The share in pages of shared memory.
+    pub share_shmem: Share,
+    /// The share in pages of mappings that are locked in memory.
+    pub share_locked: Share,
+    /// Mapped elsewhere too, and as they are in the file.
+    pub shared_clean: u64,
+    /// Mapped elsewhere too, and stored to.
+    pub shared_dirty: u64,
+    /// Mapped here only, and as they are in the file.
+    pub private_clean: u64,
+    /// Mapped here only, and stored to.
+    pub private_dirty: u64,
+    /// Accessed since somebody last looked.
+    pub referenced: u64,
+    /// Private pages.
+    pub anonymous: u64,
+    /// Private pages whose content may be dropped instead of swapped out (`MADV_FREE`).
+    pub lazy_free: u64,
+    /// Private pages in huge pages.
+    pub huge: u64,
+    /// Swapped out.
+    pub swap: u64,
+    /// The share in what is swapped out.
+    pub share_swap: Share,
+}
+
+impl AddAssign for Footprint {
+    fn add_assign(&mut self, other: Self) {
+        self.resident += other.resident;
+        self.share += other.share;
+        self.share_dirty += other.share_dirty;
+        self.share_anon += other.share_anon;
+        self.share_file += other.share_file;
+        self.share_shmem += other.share_shmem;
+        self.share_locked += other.share_locked;
+        self.shared_clean += other.shared_clean;
+        self.shared_dirty += other.shared_dirty;
+        self.private_clean += other.private_clean;
+        self.private_dirty += other.private_dirty;
+        self.referenced += other.referenced;
+        self.anonymous += other.anonymous;
+        self.lazy_free += other.lazy_free;
+        self.huge += other.huge;
+        self.swap += other.swap;
+        self.share_swap += other.share_swap;
+    }
+}
+
+/// How many entries map each page of a table's span of a mapping.
+struct Sharers([u32; TABLE_ENTRIES]);
+
+impl Sharers {
+    /// Every page is mapped here only.
+    const NONE: Self = Self([1; TABLE_ENTRIES]);
+
+    /// Counts the entries that map pages of `object`, from page `first` on; `count` of them.
+    fn count<H: Host>(&mut self, cpu: &Cpu<H>, object: &Object<H>, first: u64, count: u64) {
+        self.0.fill(0);
+        for_each_range_of_object(cpu, object, first..first + count, |mm, _, range, page| {
+            for_each_entry(mm, cpu, range, |ram, addr, slot| {
+                let index = page + ((addr - range.start) >> PAGE_SHIFT) - first;
+                if let Some(frame) = Pte::decode::<H::Format>(slot.load()).frame()
+                    && is_of_object(ram, frame)
+                    && let Some(sharers) = self.0.get_mut(index as usize)
+                {
+                    *sharers += 1;
+                }
+            });
+        });
+    }
+}
+
+fn is_of_object<H: Host>(ram: &Ram<'_, H>, frame: Frame) -> bool {
+    ram.frames.meta(frame).flags().contains(FrameFlags::CACHE)
+}
+
+/// One page that is mapped.
+struct Found {
+    frame: Frame,
+    flags: PteFlags,
+    /// In a huge page.
+    huge: bool,
+}
+
+/// What a walk adds to.
+struct Census<'a, H: Host> {
+    mm: &'a Mm<H>,
+    locked: bool,
+    /// The object is a file, not shared memory.
+    file: bool,
+    sum: Footprint,
+}
+
+impl<H: Host> Census<'_, H> {
+    fn add(&mut self, ram: &Ram<'_, H>, page: Found, sharers_of_object: u32) {
+        if page.frame == self.mm.machine.zero_frame() {
+            return;
+        }
+        let meta = ram.frames.meta(page.frame);
+        let state = meta.flags();
+        let anon = state.contains(FrameFlags::ANON);
+        if !anon && !state.contains(FrameFlags::CACHE) {
+            return; // No memory of the machine's: a device's.
+        }
+        let sharers = u64::from(if anon { meta.references() } else { sharers_of_object });
+        let share = Share::of_page(sharers);
+        let sum = &mut self.sum;
+        sum.resident += PAGE_SIZE;
+        sum.share += share;
+        match (anon, self.file) {
+            (true, _) => {
+                sum.anonymous += PAGE_SIZE;
+                sum.share_anon += share;
+                if page.huge {
+                    sum.huge += PAGE_SIZE;
+                }
+            }
+            (false, true) => sum.share_file += share,
+            (false, false) => sum.share_shmem += share,
+        }
+        if self.locked {
+            sum.share_locked += share;
+        }
+        if page.flags.contains(PteFlags::ACCESSED) || state.contains(FrameFlags::REFERENCED) {
+            sum.referenced += PAGE_SIZE;
+        }
+        let dirty = page.flags.contains(PteFlags::DIRTY) || state.contains(FrameFlags::DIRTY);
+        if dirty {
+            sum.share_dirty += share;
+        }
+        *match (sharers > 1, dirty) {
+            (true, true) => &mut sum.shared_dirty,
+            (true, false) => &mut sum.shared_clean,
+            (false, true) => &mut sum.private_dirty,
+            (false, false) => &mut sum.private_clean,
+        } += PAGE_SIZE;
+    }
+
+    /// Adds what `range`, of one table's span at most, maps.
+    fn add_span(&mut self, ram: &Ram<'_, H>, range: AddrRange, sharers: &Sharers) {
+        let _ = self.mm.page_table.for_each_run(ram, range, |run| {
+            Slot::for_each_used(run.slots, |index, slot| {
+                let raw = slot.load();
+                if run.level == Level::PAGE {
+                    let place = (run.address_of(index) - range.start) >> PAGE_SHIFT;
+                    match Pte::decode::<H::Format>(raw) {
+                        Pte::Page { frame, flags } | Pte::NoAccess { frame, flags } => {
+                            let sharers = sharers.0.get(place as usize).map_or(1, |&sharers| sharers);
+                            self.add(ram, Found { frame, flags, huge: false }, sharers);
+                        }
+                        Pte::Swap(_) => {
+                            self.sum.swap += PAGE_SIZE;
+                            self.sum.share_swap += Share::of_page(1);
+                        }
+                        _ => {}
+                    }
+                } else if let Some((first, flags)) = Pte::block::<H::Format>(raw) {
+                    let part = range.intersection(block_around(run.addr));
+                    let below = (part.start - run.addr) >> PAGE_SHIFT;
+                    for n in below..below + part.pages() {
+                        let frame = Frame(first.0 + n as u32);
+                        self.add(ram, Found { frame, flags, huge: true }, 1);
+                    }
+                }
+                ControlFlow::Continue(())
+            })
+        });
+    }
+}
+
+impl<H: Host> AddressSpace<H> {
+    /// What `mapping`, as a listing has shown it, holds at this moment; see the head of the module for how exact that is.
+    /// O(pages), and O(pages) for each other mapping of the same object. Blocks on the object's mapping lock; not while
+    /// pinned.
+    pub fn footprint(&self, cpu: &Cpu<H>, mapping: &Mapping) -> Footprint {
+        let mm = self.mm();
+        let object = self.object_at(cpu, mapping);
+        // A second look at who maps it is not worth a lock: the sums are of no single moment.
+        let shared = object.filter(|object| object.lock_mappings().len() > 1);
+        let mut census = Census {
+            mm,
+            locked: mapping.flags.bits() & LOCKED != 0,
+            file: mapping.backing == super::Backing::File,
+            sum: Footprint::default(),
+        };
+        let mut sharers = Sharers::NONE;
+        let mut at = mapping.range.start;
+        while let Some(span) = self.next_span(cpu, AddrRange::new(at, mapping.range.end)) {
+            if let Some(object) = &shared {
+                let first =
+                    (mapping.offset >> PAGE_SHIFT) + ((span.start - mapping.range.start) >> PAGE_SHIFT);
+                sharers.count(cpu, object, first, span.pages());
+            }
+            let pin = cpu.pin();
+            census.add_span(&mm.ram(&pin), span, &sharers);
+            at = span.end;
+        }
+        census.sum
+    }
+
+    /// The first part of `range` in which there is a table or a block: as much as one maps.
+    fn next_span(&self, cpu: &Cpu<H>, range: AddrRange) -> Option<AddrRange> {
+        if range.is_empty() {
+            return None;
+        }
+        let pin = cpu.pin();
+        let mut found = None;
+        let _ = self.mm().page_table.for_each_run(&self.mm().ram(&pin), range, |run| {
+            found = Some(block_around(run.addr).intersection(range));
+            ControlFlow::Break(())
+        });
+        found
+    }
+
+    /// The object that `mapping` shows, if it is still there.
+    fn object_at(&self, cpu: &Cpu<H>, mapping: &Mapping) -> Option<Shared<Object<H>>> {
+        if mapping.object == 0 {
+            return None;
+        }
+        let pin = cpu.pin();
+        let vma = self.mm().index.find(&pin, mapping.range.start)?;
+        vma.object().filter(|object| object.number() == mapping.object).cloned()
+    }
+}
+
+/// `VM_LOCKED`.
+const LOCKED: u64 = 0x2000;

@@ -1,0 +1,593 @@
+//! Moving, growing and shrinking mappings: `mremap`.
+//!
+//! # How a mapping moves
+//!
+//! The call holds the old range and the new one together, so whatever it does in between, faults and calls at either end wait for it;
+//! all others go on. When all that can fail is behind it (records, index nodes, page tables, blocks to divide, relocations):
+//!
+//! 1. What is mapped at the new place is unmapped (`FIXED`).
+//! 2. The VMA of the old range, or the part of it, is killed and leaves the index. Faults that are under way will not validate.
+//! 3. A VMA for the new range is made, and joins the object's list, but not the index: the addresses look unmapped, and faults
+//!    there wait for the range. It uses the same anon_vma.
+//! 4. The entries are carried ([`carry`](super::carry)).
+//! 5. The old VMA is swept, which frees its page tables, and ends.
+//! 6. The new VMA joins the index, and merges with its neighbours where the two are one mapping.
+//!
+//! Between 2 and 6 nothing is in the index that a call next door could merge with, and no counter is odd: a neighbour that looks at
+//! what lies beside its own range never waits for a move.
+//!
+//! `DONTUNMAP` maps the old range again before step 6, empty.
+//!
+//! # Where the pages of memory belong
+//!
+//! As in Linux, memory that has private pages keeps its `pgoff` when it moves, so that it is one mapping again with its former neighbours when it
+//! comes back, and memory that has none gets that of its new place, so that it is one mapping with the new ones. Nothing but merging and the listing
+//! looks at it: how a walk finds the pages is said in [`rmap::relocations`](crate::rmap::relocations).
+//!
+//! # Several mappings
+//!
+//! With `FIXED` and equal lengths the range may hold several mappings and holes between them (Linux 6.17): they move one after the other, and what lies
+//! behind the first that cannot be moved stays where it is.
+
+use super::carry::{Carrier, Luggage};
+use super::change::{Change, Gone};
+use super::map::MapRequest;
+use super::place::Site;
+use super::splits::Splits;
+use super::{AddressSpace, retry_with_memory};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, is_page_aligned};
+use crate::error::Error;
+use crate::host::Host;
+use crate::machine::Cpu;
+use crate::object::Object;
+use crate::sync::Shared;
+use crate::vma::{MapFlags, Prot, RemapFlags, Snapshot, VmFlags, Vma};
+use core::ptr::NonNull;
+
+/// Mappings that a call which moves one keeps below the limit.
+const SPARE_MAPPINGS: usize = 3;
+
+/// Attributes of a range whose faults go to a handler in user space.
+const USER_FAULT: VmFlags = VmFlags::from_bits_retain(0x200 | 0x1000 | 1 << 41);
+/// Which handler that is.
+const USER_FAULT_CONTEXT: VmFlags = VmFlags::from_bits_retain(0xffff << 48);
+
+/// What is asked of a mapping, in whole pages.
+#[derive(Clone, Copy)]
+struct Wish {
+    addr: u64,
+    old_len: u64,
+    new_len: u64,
+    flags: RemapFlags,
+    new_addr: u64,
+}
+
+/// The mapping at an address that a call holds.
+struct Source<H: Host> {
+    seen: Snapshot,
+    object: Option<Shared<Object<H>>>,
+}
+
+impl<H: Host> Source<H> {
+    fn is_shared(&self) -> bool {
+        self.seen.flags.contains(VmFlags::SHARED)
+    }
+}
+
+fn up_to_page(len: u64) -> u64 {
+    // As in Linux a length that wraps becomes 0.
+    len.wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1)
+}
+
+impl<H: Host> AddressSpace<H> {
+    /// Makes the mapping of `old_len` bytes at `addr` one of `new_len` bytes: shrinks or grows it where it is, or
+    /// moves it, if `flags` let it; returns where it is then. Lengths are rounded up to pages. An `old_len` of 0 maps what a
+    /// shared mapping shows a second time. Pages move by their entries in the page table: O(log n), and the entries that are there.
+    ///
+    /// With `FIXED` and equal lengths several mappings move together, and the holes between them with them.
+    ///
+    /// # Errors
+    /// As `mremap` of Linux 6.18: [`Error::Invalid`] for flags, addresses and lengths that make no sense;
+    /// [`Error::BadAddress`] where nothing is mapped, the range is not one mapping, or the mapping may not grow; [`Error::NotPermitted`] for a
+    /// sealed mapping; [`Error::Again`] beyond the limit of locked memory; [`Error::NoMemory`] without room, memory or
+    /// within the limits. Nothing has changed then, but for mappings of several that were moved before one that could not be,
+    /// and what `FIXED` has unmapped at the new place before it found nothing at the old one.
+    pub fn remap(
+        &self,
+        cpu: &Cpu<H>,
+        addr: u64,
+        old_len: u64,
+        new_len: u64,
+        flags: RemapFlags,
+        new_addr: u64,
+    ) -> Result<u64, Error> {
+        let wish = Wish { addr, old_len: up_to_page(old_len), new_len: up_to_page(new_len), flags, new_addr };
+        self.check_wish(&wish)?;
+        let result = if flags.contains(RemapFlags::FIXED) {
+            self.remap_fixed(cpu, wish)
+        } else if flags.contains(RemapFlags::DONTUNMAP) {
+            self.move_anywhere(cpu, wish)
+        } else {
+            match self.resize(cpu, wish) {
+                Ok(Some(addr)) => Ok(addr),
+                Ok(None) => self.move_anywhere(cpu, wish),
+                Err(error) => Err(error),
+            }
+        };
+        cpu.tidy();
+        let moved = result?;
+        if wish.new_len > wish.old_len {
+            // As in Linux: what cannot be filled in is left to faults.
+            let gained = AddrRange::new(moved + wish.old_len, moved + wish.new_len);
+            let _ = self.fill_locked(cpu, gained, true);
+        }
+        Ok(moved)
+    }
+
+    fn check_wish(&self, wish: &Wish) -> Result<(), Error> {
+        let Wish { addr, old_len, new_len, flags, new_addr } = *wish;
+        let end = self.config().range.end;
+        if !RemapFlags::all().contains(flags) || !is_page_aligned(addr) || new_len == 0 || new_len > end {
+            return Err(Error::Invalid);
+        }
+        if !wish.has_place() {
+            return Ok(());
+        }
+        let overlap = addr.wrapping_add(old_len) > new_addr && new_addr.wrapping_add(new_len) > addr;
+        if new_addr > end - new_len
+            || !is_page_aligned(new_addr)
+            || !flags.contains(RemapFlags::MAYMOVE)
+            || (flags.contains(RemapFlags::DONTUNMAP) && old_len != new_len)
+            || overlap
+        {
+            return Err(Error::Invalid);
+        }
+        let limit = self.config().map_limit;
+        if limit.is_some_and(|limit| self.mm().index.len() + 2 + SPARE_MAPPINGS >= limit) {
+            return Err(Error::NoMemory);
+        }
+        Ok(())
+    }
+
+    /// What is mapped at `addr`, which the caller holds, if `wish` can be had of it.
+    fn source(&self, cpu: &Cpu<H>, wish: &Wish) -> Result<Source<H>, Error> {
+        let source = {
+            let pin = cpu.pin();
+            let (vma, seen) = self.mm().vma_at(&pin, wish.addr).ok_or(Error::BadAddress)?;
+            Source { seen, object: vma.object().cloned() }
+        };
+        let flags = source.seen.flags;
+        if flags.contains(VmFlags::SEALED) {
+            return Err(Error::NotPermitted);
+        }
+        if !wish.has_place() && wish.new_len <= wish.old_len {
+            return Ok(source);
+        }
+        if wish.old_len == 0 && !source.is_shared() {
+            return Err(Error::Invalid);
+        }
+        let is_fixed_size = flags.intersects(VmFlags::DONTEXPAND | VmFlags::PFNMAP);
+        if wish.flags.contains(RemapFlags::DONTUNMAP) && is_fixed_size {
+            return Err(Error::Invalid);
+        }
+        if wish.old_len.min(wish.new_len) > source.seen.range.end - wish.addr {
+            return Err(Error::BadAddress);
+        }
+        if wish.new_len <= wish.old_len {
+            return Ok(source);
+        }
+        let pgoff = source.seen.index_of(wish.addr);
+        if pgoff.checked_add(wish.new_len >> PAGE_SHIFT).is_none() {
+            return Err(Error::Invalid);
+        }
+        if is_fixed_size {
+            return Err(Error::BadAddress);
+        }
+        self.check_growth(flags, wish.new_len - wish.old_len)?;
+        Ok(source)
+    }
+
+    /// Whether a mapping with these attributes may grow by so many bytes, as far as the limits go. The caller holds them.
+    fn check_growth(&self, _flags: VmFlags, bytes: u64) -> Result<(), Error> {
+        let limit = self.config().address_limit;
+        let pages = self.mm().mapped.sum() as u64 + (bytes >> PAGE_SHIFT);
+        if limit.is_some_and(|limit| pages > limit >> PAGE_SHIFT) { Err(Error::NoMemory) } else { Ok(()) }
+    }
+
+    /// Without a new address: changes the length in place; `None` when it must move for that, and may.
+    fn resize(&self, cpu: &Cpu<H>, wish: Wish) -> Result<Option<u64>, Error> {
+        let Wish { addr, old_len, new_len, flags, .. } = wish;
+        let range = self.config().range;
+        if addr >= range.end {
+            return Err(Error::BadAddress);
+        }
+        let end = addr.saturating_add(old_len.max(new_len).max(PAGE_SIZE)).min(range.end);
+        let mut change = Change::begin(self.mm(), cpu, AddrRange::new(addr, end));
+        if self.has_limits() {
+            change.hold_limits();
+        }
+        let source = self.source(cpu, &wish)?;
+        if new_len == old_len {
+            return Ok(Some(addr));
+        }
+        if new_len < old_len {
+            let gone = addr.checked_add(old_len).filter(|&end| end <= range.end).ok_or(Error::Invalid)?;
+            self.cut_off(cpu, &mut change, AddrRange::new(addr + new_len, gone))?;
+            return Ok(Some(addr));
+        }
+        if source.seen.range.end == addr + old_len && self.grow_in_place(cpu, &mut change, &source, wish)? {
+            return Ok(Some(addr));
+        }
+        if flags.contains(RemapFlags::MAYMOVE) { Ok(None) } else { Err(Error::NoMemory) }
+    }
+
+    /// Unmaps `gone`, a part of what the change holds: it may hold other mappings, and holes.
+    fn cut_off(&self, cpu: &Cpu<H>, change: &mut Change<'_, H>, gone: AddrRange) -> Result<(), Error> {
+        change.narrow(gone);
+        change.plan_splits()?;
+        let pin = cpu.pin();
+        let removal = change.removal(&pin, gone);
+        let limit = self.config().map_limit.filter(|_| removal.is_hole);
+        if limit.is_some_and(|limit| self.mm().index.len() >= limit) {
+            return Err(Error::NoMemory);
+        }
+        change.plan(&pin, removal.records)?;
+        drop(pin);
+        change.remove(gone, true);
+        Ok(())
+    }
+
+    /// Lets the mapping reach further up, if what follows is free.
+    fn grow_in_place(
+        &self,
+        cpu: &Cpu<H>,
+        change: &mut Change<'_, H>,
+        source: &Source<H>,
+        wish: Wish,
+    ) -> Result<bool, Error> {
+        let end = source.seen.range.end;
+        let Some(new_end) = wish.addr.checked_add(wish.new_len).filter(|&at| at <= self.config().range.end)
+        else {
+            return Ok(false);
+        };
+        let grown = AddrRange::new(end, new_end);
+        {
+            let pin = cpu.pin();
+            if !change.is_free(&pin, grown) {
+                return Ok(false);
+            }
+            change.plan(&pin, 1)?;
+        }
+        let with_lock = self.config().rmap_lock_on_end_move;
+        // The mapping that ends there is the one of the call: that address is held.
+        if !change.grow_up(grown, with_lock, |_| true) {
+            return Ok(false);
+        }
+        change.merge_at(new_end);
+        Ok(true)
+    }
+
+    /// To an address of the space's choice: growing beyond what there is room for, or `DONTUNMAP` (with a hint).
+    fn move_anywhere(&self, cpu: &Cpu<H>, wish: Wish) -> Result<u64, Error> {
+        let limits = self.config().range;
+        if wish.addr >= limits.end {
+            return Err(Error::BadAddress);
+        }
+        // A second look at what `resize` has seen, with room for it this time.
+        let held =
+            AddrRange::new(wish.addr, wish.addr.saturating_add(wish.old_len.max(PAGE_SIZE)).min(limits.end));
+        let found = {
+            let pin = cpu.pin();
+            let found = self.mm().index.find_exact(&pin, wish.addr);
+            found.map(|vma| (vma.snapshot(), vma.object().cloned()))
+        };
+        // A guess, for where to look: what counts is read again with both ranges held.
+        let (flags, object, offset) = match found {
+            Some((seen, object)) if seen.range.contains(wish.addr) => {
+                let shared = seen.flags.contains(VmFlags::SHARED);
+                let flags = if shared { MapFlags::SHARED } else { MapFlags::PRIVATE };
+                (flags, object, seen.index_of(wish.addr) << PAGE_SHIFT)
+            }
+            _ => (MapFlags::PRIVATE, None, 0),
+        };
+        let hint = if wish.flags.contains(RemapFlags::DONTUNMAP) { wish.new_addr } else { 0 };
+        let request = MapRequest {
+            addr: hint,
+            len: wish.new_len,
+            prot: Prot::empty(),
+            flags,
+            object,
+            offset,
+            align: PAGE_SIZE,
+        };
+        let Site { range, mut old, mut new } = match self.claim_beside(cpu, &request, held) {
+            Ok(site) => site,
+            Err(no_room) => {
+                // What is wrong with the mapping is said first.
+                let mut change = Change::begin(self.mm(), cpu, held);
+                if self.has_limits() {
+                    change.hold_limits();
+                }
+                self.source(cpu, &wish)?;
+                return Err(no_room);
+            }
+        };
+        if self.has_limits() {
+            old.hold_limits();
+        }
+        let source = self.source(cpu, &wish)?;
+        self.move_to(cpu, &mut old, &mut new, &source, wish, range, false)?;
+        Ok(range.start)
+    }
+
+    /// To a given address, in place of what is there.
+    fn remap_fixed(&self, cpu: &Cpu<H>, wish: Wish) -> Result<u64, Error> {
+        let Wish { addr, old_len, new_len, new_addr, .. } = wish;
+        let limits = self.config().range;
+        let new = AddrRange::new(new_addr, new_addr + new_len);
+        let end = addr.saturating_add(old_len.max(PAGE_SIZE)).min(limits.end).max(addr.min(limits.end));
+        if addr >= limits.end {
+            return Err(Error::BadAddress);
+        }
+        let held = AddrRange::new(addr, end);
+        if held.overlaps(new) {
+            // The page where the old mapping begins, of which nothing is to be moved, is the first one of the new place.
+            return self.remap_onto_itself(cpu, wish, new);
+        }
+        let [hold, other] = self.mm().exclude_both(cpu, [held, new]);
+        self.mm().enter(cpu, &[&hold, &other]);
+        let mut old = Change::holding(self.mm(), cpu, hold, held);
+        let mut into = Change::holding(self.mm(), cpu, other, new);
+        if self.has_limits() {
+            old.hold_limits();
+        }
+        if old_len == new_len {
+            return self.move_several(cpu, &mut old, &mut into, wish);
+        }
+        self.move_one_fixed(cpu, &mut old, &mut into, wish)
+    }
+
+    /// Each mapping in the range, one after the other.
+    fn move_several(
+        &self,
+        cpu: &Cpu<H>,
+        old: &mut Change<'_, H>,
+        into: &mut Change<'_, H>,
+        wish: Wish,
+    ) -> Result<u64, Error> {
+        let range = AddrRange::new(wish.addr, wish.addr + wish.old_len);
+        let mut at = range.start;
+        while at < range.end {
+            let found = self.mm().next_vma(&cpu.pin(), at, range.end).map(|(_, seen)| seen);
+            let Some(seen) = found else { break };
+            let part = seen.range.intersection(AddrRange::new(at, range.end));
+            if at == range.start && part.start > at {
+                return Err(Error::BadAddress);
+            }
+            // As in Linux such a mapping moves alone.
+            if seen.flags.intersects(USER_FAULT) && (at > range.start || part.end < range.end) {
+                return Err(Error::BadAddress);
+            }
+            let new_addr = wish.new_addr + (part.start - range.start);
+            let one = Wish { addr: part.start, old_len: part.len(), new_len: part.len(), new_addr, ..wish };
+            self.move_one_fixed(cpu, old, into, one)?;
+            at = part.end;
+        }
+        if at == range.start { Err(Error::BadAddress) } else { Ok(wish.new_addr) }
+    }
+
+    fn move_one_fixed(
+        &self,
+        cpu: &Cpu<H>,
+        old: &mut Change<'_, H>,
+        into: &mut Change<'_, H>,
+        wish: Wish,
+    ) -> Result<u64, Error> {
+        let source = self.source(cpu, &wish)?;
+        let new = AddrRange::new(wish.new_addr, wish.new_addr + wish.new_len);
+        if new.start < self.config().range.start {
+            return Err(Error::NotPermitted);
+        }
+        self.move_to(cpu, old, into, &source, wish, new, true)?;
+        Ok(new.start)
+    }
+
+    /// An old length of 0 and the same address: as in Linux the place is cleared first, and then there is nothing to map again.
+    fn remap_onto_itself(&self, cpu: &Cpu<H>, wish: Wish, new: AddrRange) -> Result<u64, Error> {
+        let mut change = Change::begin(self.mm(), cpu, new);
+        if self.has_limits() {
+            change.hold_limits();
+        }
+        self.source(cpu, &wish)?;
+        self.cut_off(cpu, &mut change, new)?;
+        Err(Error::BadAddress)
+    }
+
+    /// Moves what `wish` says of `source` to `new`; both ranges are held. `replace`: something may be mapped there.
+    #[allow(clippy::too_many_arguments, reason = "two ends of a move")]
+    fn move_to(
+        &self,
+        cpu: &Cpu<H>,
+        old: &mut Change<'_, H>,
+        into: &mut Change<'_, H>,
+        source: &Source<H>,
+        wish: Wish,
+        new: AddrRange,
+        replace: bool,
+    ) -> Result<(), Error> {
+        let mm = self.mm();
+        let keep = wish.flags.contains(RemapFlags::DONTUNMAP);
+        // What shrinks is cut first.
+        let from = AddrRange::new(wish.addr, wish.addr + wish.old_len.min(wish.new_len));
+        let all = AddrRange::new(wish.addr, wish.addr + wish.old_len);
+        if keep {
+            self.check_growth(source.seen.flags, wish.old_len)?;
+        }
+        if self.config().map_limit.is_some_and(|limit| mm.index.len() + SPARE_MAPPINGS >= limit) {
+            return Err(Error::NoMemory);
+        }
+        // All that can fail.
+        let gone = AddrRange::new(from.end, all.end);
+        old.narrow(gone);
+        old.plan_splits()?;
+        let mut ends = Splits::new(mm, cpu, from);
+        ends.reserve()?;
+        into.narrow(new);
+        let mut replaced = None;
+        if replace {
+            into.plan_splits()?;
+            let pin = cpu.pin();
+            replaced = Some(into.removal(&pin, new)).filter(|removal| removal.anything);
+        }
+        let records = 1 + replaced.as_ref().map_or(0, |removal| removal.records);
+        retry_with_memory(cpu, || into.plan(&cpu.pin(), records))?;
+        retry_with_memory(cpu, || old.plan(&cpu.pin(), if from.is_empty() { 0 } else { 3 }))?;
+        let mut luggage = Luggage::pack(mm, cpu, from, new.start)?;
+        let private = source.seen.flags.is_private();
+        let moving = match private && !from.is_empty() {
+            true => Some(mm.relocations.begin(from, new.start)?),
+            false => None,
+        };
+        // From here on nothing fails.
+        if replaced.is_some() {
+            into.remove(new, false);
+        }
+        if !gone.is_empty() {
+            old.remove(gone, false);
+        }
+        if from.is_empty() {
+            let pgoff = source.seen.index_of(wish.addr);
+            let object = source.object.clone();
+            into.insert(cpu.pin(), new, source.seen.flags, pgoff, object);
+            into.merge_at(new.end);
+            into.merge_at(new.start);
+            return Ok(());
+        }
+        let taken = old.take_out(from);
+        ends.cut();
+        // SAFETY: taken out of the index, and ours until it is swept.
+        let (gone, rest) = (unsafe { taken.vma.as_ref() }, taken.seen);
+        let anon = gone.anon_vma();
+        let reset = source.object.is_none() && anon.is_none();
+        let pgoff = if reset { new.start >> PAGE_SHIFT } else { rest.index_of(from.start) };
+        let made = into.make(new, moved_flags(rest.flags), pgoff, source.object.clone(), anon);
+        let carrier = Carrier {
+            mm,
+            cpu,
+            from,
+            to: new.start,
+            object: source.object.as_ref(),
+            anon,
+            moving: moving.as_ref(),
+        };
+        carrier.carry(&mut luggage);
+        // The old place keeps its anon_vma where the record reaches beyond it, as in Linux.
+        let again = keep.then(|| {
+            let flags = rest.flags.difference(VmFlags::LOCKED | VmFlags::LOCKONFAULT);
+            let anon = anon.filter(|_| !taken.whole);
+            old.make(from, flags, rest.index_of(from.start), source.object.clone(), anon)
+        });
+        old.sweep_removed(from, Some(taken.vma), &[]);
+        if let Some(moving) = moving {
+            mm.relocations.end(moving);
+        }
+        if let Some(again) = again {
+            old.link(again);
+            // One record again with what it was cut off from; with others, as in Linux, it does not merge.
+            if source.seen.range.end > from.end {
+                old.merge_at(from.end);
+            }
+            if source.seen.range.start < from.start {
+                old.merge_at(from.start);
+            }
+        }
+        into.link(made);
+        into.merge_at(new.end);
+        into.merge_at(new.start);
+        Ok(())
+    }
+}
+
+impl Wish {
+    /// A new address is given, or one other than the old one asked for.
+    fn has_place(&self) -> bool {
+        self.flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP)
+    }
+}
+
+/// The attributes at the new place. As in Linux a user-space handler that did not ask to follow moves loses the range.
+fn moved_flags(flags: VmFlags) -> VmFlags {
+    flags.difference(USER_FAULT | USER_FAULT_CONTEXT)
+}
+
+/// A VMA that has been taken out of the index, with its attributes.
+struct Taken<H: Host> {
+    vma: NonNull<Vma<H>>,
+    seen: Snapshot,
+    /// The record was just the range, not cut off from a larger one.
+    whole: bool,
+}
+
+impl<H: Host> Change<'_, H> {
+    /// Takes what is mapped in `range`, all of it one VMA, out of the index, and leaves the rest of the VMA. To be swept.
+    fn take_out(&mut self, range: AddrRange) -> Taken<H> {
+        self.keeps_pieces = true;
+        let mut taken = None;
+        while taken.is_none() {
+            taken = match self.remove_next(range, range.start) {
+                Some((_, Gone::All(vma))) => Some((vma, true)),
+                Some((_, Gone::Piece(vma))) => Some((vma, false)),
+                // Nobody else unmaps it, and pieces are kept.
+                _ => {
+                    debug_assert!(false, "a mapping that is held is gone");
+                    continue;
+                }
+            };
+        }
+        self.keeps_pieces = false;
+        let Some((vma, whole)) = taken else { unreachable!("the loop has ended") };
+        // SAFETY: just taken out; ours until it is swept.
+        let record = unsafe { vma.as_ref() };
+        record.chain_removed(None);
+        Taken { vma, seen: record.snapshot(), whole }
+    }
+
+    /// A VMA for `range` that uses `anon`, in the object's list, and not in the index.
+    fn make(
+        &mut self,
+        range: AddrRange,
+        flags: VmFlags,
+        pgoff: u64,
+        object: Option<Shared<Object<H>>>,
+        anon: Option<&crate::rmap::AnonVma<H>>,
+    ) -> NonNull<Vma<H>> {
+        let vma = loop {
+            if self.supplies.count() == 0 {
+                self.supply();
+            }
+            if let Some(vma) = self.supplies.create(self.mm, range, flags, pgoff, object.clone()) {
+                break vma;
+            }
+        };
+        // SAFETY: just made.
+        let record = unsafe { vma.as_ref() };
+        if let Some(anon) = anon {
+            anon.use_again();
+            record.install_anon(NonNull::from(anon));
+        }
+        if let Some(mappings) = self.lock_mappings(record.object()) {
+            // SAFETY: in no list yet; VMAs do not move.
+            unsafe { mappings.insert(&record.link) };
+        }
+        vma
+    }
+
+    /// Puts a VMA that was [made](Self::make) into the index.
+    fn link(&mut self, vma: NonNull<Vma<H>>) {
+        // SAFETY: made by this call, and in no index, so that nobody else can end it.
+        let range = unsafe { vma.as_ref() }.range();
+        let pin = self.cpu.pin();
+        self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
+        self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
+    }
+}
