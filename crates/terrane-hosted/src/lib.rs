@@ -60,6 +60,11 @@
 //!
 //! Another thread makes a processor of its own with [`HostedMachine::cpu`] and switches it to the same space.
 //!
+//! # Memory that comes from elsewhere
+//!
+//! [`Paging`] answers the faults of a range with pages that a [`Pager`] supplies, and fetches the rest in the background:
+//! `examples/post_copy.rs` runs a guest on its new machine before its memory has come.
+//!
 //! # Costs
 //!
 //! A load that hits the TLB takes 2.2 ns, a store 3 (Zen 3, in a loop over one page): compare the request
@@ -84,7 +89,10 @@ mod filter;
 mod locks;
 mod machine;
 mod memory;
+mod pager;
 mod proc;
+mod reclaimer;
+mod swap;
 mod tlb;
 #[cfg(test)]
 mod tlb_tests;
@@ -97,7 +105,10 @@ pub use cpu_set::CpuSet;
 pub use error::HostedError;
 pub use file::HostFile;
 pub use machine::{EventSink, Hosted, HostedMachine, MachineConfig, Space};
+pub use pager::{Pager, PagerConfig, Paging, PagingProgress};
 pub use proc::ProcFile;
+pub use reclaimer::{Reclaimer, ReclaimerConfig};
+pub use swap::SwapFile;
 
 /// The most processors that a machine can have at a time: one of the numbers below 256 is that of the housekeeper
 /// (see [`terrane::machine`]).

@@ -5,6 +5,7 @@ use crate::cpu_set::CpuSet;
 use crate::error::HostedError;
 use crate::file::HostFile;
 use crate::memory::Memory;
+use crate::swap::SwapFile;
 use crate::tlb::Tlb;
 use crate::{MAX_CPUS, wait};
 use core::fmt;
@@ -252,6 +253,14 @@ impl HostedMachine {
         identity.set_deleted();
         object.set_identity(identity)?;
         Ok(object)
+    }
+
+    /// Swaps to the file at `path`, of `bytes` bytes, from now on; it is made if it is not there.
+    ///
+    /// # Errors
+    /// As [`SwapFile::create`], and [`HostedError::Refused`] when the machine has a swap device already.
+    pub fn swap_on(&self, path: impl AsRef<Path>, bytes: u64) -> Result<(), HostedError> {
+        Ok(self.0.swap_on(Box::new(SwapFile::create(path, bytes)?))?)
     }
 
     /// True when the system refused `membarrier`, or it was not asked for, so that each access makes a fence.

@@ -46,7 +46,7 @@ fn assert_same_names(ours: &[String], theirs: &[String]) {
 }
 
 /// What may differ: attributes that are about the kernel's own accounting.
-const NOT_COMPARED: [&str; 3] = ["ac", "sd", "nr"];
+const NOT_COMPARED: [&str; 2] = ["sd", "gu"];
 
 /// Runs `act` on both sides and compares what `smaps` says of what it mapped, but for the sizes in `but`.
 fn compare(pages: u64, but: &[&str], act: impl Fn(&mut dyn Side)) -> Vec<Entry> {
@@ -232,6 +232,56 @@ fn advice_shows_in_the_flags() {
         side.map(24, 1, RW, &What::Shared);
         side.map(26, 1, NONE, &What::Shared);
     });
+}
+
+#[test]
+fn locked_memory() {
+    let file = file(4);
+    let found = compare(32, &["Referenced"], |side| {
+        side.map(0, 8, RW, &What::Private);
+        side.store(0);
+        side.lock(2, 4, false);
+        side.map(10, 8, RW, &What::Private);
+        side.lock(10, 8, true);
+        side.store(11);
+        side.map(20, 4, READ, &What::File { file: &file, shared: true });
+        side.lock(20, 4, false);
+        side.fork(&[3, 11]);
+    });
+    assert!(found.iter().any(|entry| entry.size("Locked") > 0));
+}
+
+#[test]
+fn moved_memory() {
+    let file = file(4);
+    compare(64, &["Referenced"], |side| {
+        side.map(0, 8, RW, &What::Private);
+        (0..5).for_each(|page| side.store(page));
+        side.remap(1, 4, 20, 6);
+        side.store(25);
+        side.map(30, 4, RW, &What::File { file: &file, shared: true });
+        side.store(30);
+        side.fork(&[30, 20]);
+        side.remap(30, 4, 40, 4);
+        side.remap(20, 6, 50, 3);
+    });
+}
+
+#[test]
+fn guards_and_pages_that_are_not_needed() {
+    // The kernel says that a page may be forgotten once it has come to it.
+    let found = compare(32, &["LazyFree"], |side| {
+        side.map(0, 16, RW, &What::Private);
+        (0..12).for_each(|page| side.store(page));
+        side.advise(1, 2, Advice::GuardInstall);
+        side.advise(4, 4, Advice::Free);
+        side.store(5);
+        side.load(6);
+        side.advise(8, 2, Advice::Cold);
+        side.advise(14, 1, Advice::GuardInstall);
+        side.advise(2, 1, Advice::GuardRemove);
+    });
+    assert_eq!(found[0].size("LazyFree"), 12);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use terrane::object::Object;
+use terrane::space::linux::OpenFile;
+use terrane::vma::RemapFlags;
 
 const STATES: [&str; 5] = ["done", "partial", "differs", "refused", "absent"];
 
@@ -104,7 +106,8 @@ fn sources() -> Vec<(PathBuf, String)> {
     list
 }
 
-/// The numbers that a type takes: the constants of a set of flags, or what `from_linux` of an enum knows.
+/// The numbers that a type takes: the constants of a set of flags, or what `from_linux` of an enum knows. For a name that
+/// ends in `_`, those of the public constants that begin like it.
 fn numbers_of(kind: &str) -> Option<Vec<u64>> {
     let sources = sources();
     let number = |text: &str| {
@@ -117,6 +120,12 @@ fn numbers_of(kind: &str) -> Option<Vec<u64>> {
         };
         Some(value.ok()? << shift.trim().parse::<u32>().ok()?)
     };
+    if kind.ends_with('_') {
+        let begin = format!("pub const {kind}");
+        let lines = sources.iter().flat_map(|(_, text)| text.lines());
+        let values = lines.filter(|line| line.starts_with(&begin)).filter_map(|line| line.split_once('='));
+        return Some(values.filter_map(|(_, value)| number(value.trim_end_matches(';'))).collect());
+    }
     for (_, text) in &sources {
         if let Some((_, body)) = text.split_once(&format!("pub struct {kind}: ")) {
             let body = body.split_once("\n    }").unwrap().0;
@@ -134,11 +143,11 @@ fn numbers_of(kind: &str) -> Option<Vec<u64>> {
     None
 }
 
-/// Numbers that are no flags of the type, but said otherwise: by what else stands in a request.
-const SAID_OTHERWISE: [&str; 1] = ["MAP_ANONYMOUS"];
+/// Types whose numbers are given to a call, which may take more than the type has.
+const BY_CALL: [&str; 2] = ["MapFlags", "Prot"];
 
-/// Numbers that are two others together.
-const TOGETHER: [&str; 1] = ["MAP_SHARED_VALIDATE"];
+/// Numbers above those that Linux has: the library's own.
+const OWN: u64 = 0x8000_0000;
 
 #[test]
 fn every_row_has_one_of_the_states() {
@@ -171,13 +180,13 @@ fn the_types_take_what_the_tables_say() {
             rows.iter().filter(|row| row.kind() == Some(kind) && !row.code("flag").is_empty()).collect();
         for row in &of_kind {
             let (name, number) = (row.code("flag"), row.number());
-            if SAID_OTHERWISE.contains(&name) || TOGETHER.contains(&name) || row.cell("state") == "refused" {
+            if BY_CALL.contains(&kind) || row.cell("state") == "refused" {
                 continue;
             }
             let taken = known.contains(&number);
             assert_eq!(row.is_taken(), taken, "line {}: `{name}` is {}", row.line, row.cell("state"));
         }
-        for number in known {
+        for number in known.into_iter().filter(|&number| number < OWN) {
             assert!(of_kind.iter().any(|row| row.number() == number), "{kind}: no row for {number:#x}");
         }
     }
@@ -259,44 +268,38 @@ fn names_have_linuxs_numbers() {
     }
 }
 
-/// A space with a mapping that every advice applies to but those for objects, and one for these.
 fn stage() -> (HostedMachine, Cpu, Shared<Space>) {
     let machine = machine(64, 2);
     let (cpu, space) = cpu_with_space(&machine);
     (machine, cpu, space)
 }
 
+fn check(row: &Row, result: Result<(), Error>) {
+    match result {
+        Ok(()) => assert!(row.is_taken(), "line {}: taken", row.line),
+        Err(error) => {
+            assert_eq!(row.cell("state"), "refused", "line {}: {error}", row.line);
+            assert_eq!(row.code("remark"), error.name(), "line {}", row.line);
+        }
+    }
+}
+
 #[test]
-fn map_takes_and_refuses_what_the_table_says() {
+fn mmap_takes_and_refuses_what_the_table_says() {
     const AT: u64 = 1 << 32;
+    const LEN: u64 = 2 << 20;
     for row in rows().iter().filter(|row| row.kind() == Some("MapFlags") && !row.code("flag").is_empty()) {
         let (machine, cpu, space) = stage();
-        let (name, number) = (row.code("flag"), row.number() as u32);
-        let Some(flags) = MapFlags::from_bits(number) else {
-            assert!(!row.is_taken() || SAID_OTHERWISE.contains(&name), "line {}", row.line);
-            continue;
-        };
-        let mut request = MapRequest::anonymous(2 << 20, RW);
-        if number & 0xf != 0 {
-            request.flags = flags;
-        } else {
-            request.flags |= flags;
-        }
-        if flags.contains(MapFlags::FIXED) || flags.contains(MapFlags::FIXED_NOREPLACE) {
-            request.addr = AT;
-        }
-        if number == 3 {
-            // What is validated are the flags of a file's mapping.
-            request.object = Some(Object::shared_memory(machine.machine(), 2 << 20).unwrap());
-        }
-        let result = space.map(cpu.core(), request);
-        match result {
-            Ok(_) => assert!(row.is_taken(), "line {}: taken", row.line),
-            Err(error) => {
-                assert_eq!(row.cell("state"), "refused", "line {}: {error}", row.line);
-                assert_eq!(row.code("remark"), error.name(), "line {}", row.line);
-            }
-        }
+        let number = row.number();
+        // What is validated are the flags of a file's mapping.
+        let object = Object::shared_memory(machine.machine(), LEN).unwrap();
+        let file = OpenFile { object: &object, readable: true, writable: true, append_only: false };
+        let file = (number == libc::MAP_SHARED_VALIDATE as u64).then_some(file);
+        let kind = if number & 0xf == 0 { libc::MAP_PRIVATE as u64 } else { 0 };
+        let memory = if file.is_none() { libc::MAP_ANONYMOUS as u64 } else { 0 };
+        let flags = number | kind | memory;
+        let result = space.mmap(cpu.core(), AT, LEN, 3, flags, file.as_ref(), 0);
+        check(row, result.map(drop));
     }
 }
 
@@ -324,8 +327,57 @@ fn advise_takes_and_refuses_what_the_table_says() {
 }
 
 #[test]
-fn protections_are_those_of_the_table() {
+fn mprotect_takes_and_refuses_what_the_table_says() {
     for row in rows().iter().filter(|row| row.kind() == Some("Prot")) {
-        assert_eq!(Prot::from_bits(row.number() as u32).is_some(), row.is_taken(), "line {}", row.line);
+        let (_machine, cpu, space) = stage();
+        let stack = MapRequest::anonymous(8192, RW).with(MapFlags::GROWSDOWN);
+        let at = space.map(cpu.core(), stack.fixed(1 << 32)).unwrap();
+        check(row, space.mprotect(cpu.core(), at, 8192, row.number()));
+    }
+}
+
+#[test]
+fn msync_takes_what_the_table_says() {
+    let rows = rows();
+    for number in [1, 2, 4, 8, 16] {
+        let (_machine, cpu, space) = stage();
+        let at = space.map(cpu.core(), MapRequest::shared_anonymous(8192, RW)).unwrap();
+        let taken =
+            rows.iter().any(|row| row.kind() == Some("SyncFlags") && row.number() == number && row.is_taken());
+        assert_eq!(space.msync(cpu.core(), at, 8192, number as u32).is_ok(), taken, "{number:#x}");
+    }
+}
+
+#[test]
+fn locks_take_what_the_tables_say() {
+    let rows = rows();
+    let taken = |kind: &str, number: u32| {
+        rows.iter().any(|row| row.kind() == Some(kind) && row.number() == u64::from(number) && row.is_taken())
+    };
+    for number in [1, 2, 4, 8, 16, 1 << 31] {
+        let (_machine, cpu, space) = stage();
+        let at = space.map(cpu.core(), MapRequest::anonymous(8192, RW)).unwrap();
+        let locked = space.mlock2(cpu.core(), at, 8192, number);
+        assert_eq!(locked.is_ok(), taken("LockFlags", number), "mlock2 with {number:#x}");
+        // With the one that asks for something now, for those that say how.
+        let all = space.mlockall(cpu.core(), number | 1);
+        assert_eq!(all.is_ok(), taken("LockAllFlags", number), "mlockall with {number:#x}");
+    }
+}
+
+#[test]
+fn moves_take_what_the_table_says() {
+    let rows = rows();
+    let taken = |number: u32| {
+        let of_kind = rows.iter().filter(|row| row.kind() == Some("RemapFlags"));
+        of_kind.into_iter().any(|row| row.number() == u64::from(number) && row.is_taken())
+    };
+    for number in [1, 2, 4, 8, 16] {
+        let (_machine, cpu, space) = stage();
+        let at = space.map(cpu.core(), MapRequest::anonymous(8192, RW)).unwrap();
+        // To move is what the others are about.
+        let flags = RemapFlags::from_bits_retain(number | 1);
+        let moved = space.remap(cpu.core(), at, 8192, 8192, flags, 1 << 32);
+        assert_eq!(moved.is_ok(), taken(number), "{flags:?}: {moved:?}");
     }
 }

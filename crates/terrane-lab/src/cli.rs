@@ -4,8 +4,9 @@ use crate::baseline::linux;
 use crate::command::{list, measure};
 use crate::failure::{Failure, one_line};
 use crate::measure::Experiment;
+use crate::measure::threads::processors;
 use crate::soak::Plant;
-use crate::{bench, experiments, soak};
+use crate::{bench, experiments, referee, soak};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use std::fmt::Write as _;
@@ -62,8 +63,40 @@ enum Command {
         #[arg(long, value_name = "WHAT", hide = true)]
         plant: Option<Plant>,
     },
+    /// Has the running kernel judge Terrane: the same random calls, loads and stores on both
+    #[command(after_help = AFTER_REFEREE)]
+    Referee {
+        /// The first seed: a script of operations follows from each
+        #[arg(long, value_name = "N", default_value = "1")]
+        seed: u64,
+        /// Operations of all seeds together
+        #[arg(long, value_name = "N", default_value = "100000", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000_000))]
+        operations: u64,
+        /// Operations of one seed
+        #[arg(long, value_name = "N", default_value = "1000", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        each: u64,
+        /// Pairs of a helper process and a Terrane machine that work side by side [default: one a processor]
+        #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=64))]
+        threads: Option<u16>,
+        /// Carries out this script instead
+        #[arg(long, value_name = "FILE")]
+        replay: Option<PathBuf>,
+        /// Writes a report as JSON (see docs/json.md); - is standard output, and the text then goes to standard error
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Does something wrong on purpose, to see that it is noticed
+        #[arg(long, value_name = "WHAT", hide = true)]
+        plant: Option<referee::Wrong>,
+    },
     /// Lists what can be measured, and which source each repeats
     List,
+    /// Serves as the helper of the referee
+    #[command(name = referee::COMMAND, hide = true)]
+    RefereeHelper {
+        /// What the referee says
+        #[arg(allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Serves one measurement of the kernel, for the other commands
     #[command(name = linux::COMMAND, hide = true)]
     LinuxProbe {
@@ -111,6 +144,20 @@ Examples:
 
 Exit status: 0 every byte was right, 1 something is wrong, 2 wrong arguments, too little memory, a file that cannot be written.";
 
+/// What the referee does, and what comes out.
+const AFTER_REFEREE: &str = "\
+A helper process prepares a window of its address space, and Terrane has a space with the same window. The same operations run on both:
+mmap and its relatives, loads, stores, files that grow and shrink, forks. After each, both must agree: on the result or errno, on
+bytes or the signal, on the listing of the window, and on the pages that are there.
+
+What is printed when they differ: a script, shrunk to what matters, which --replay carries out again; and the difference.
+
+Examples:
+  terrane referee --operations 1000000 --seed 7
+  terrane referee --replay difference.script
+
+Exit status: 0 no difference, 1 there is one, 2 wrong arguments, a kernel that cannot be asked, a file that cannot be written.";
+
 /// A number of seconds for something that may go on for days.
 fn long(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -135,6 +182,7 @@ fn after_help() -> String {
   terrane bench index --json - > index.json      a report for programs to read
   terrane bench --plot pictures                  a picture of each
   terrane soak --seconds 60                      stress it, and check every byte
+  terrane referee                                compare it with the running kernel, call by call
 
 Exit status: 0 done, 1 a measurement broke off, 2 wrong arguments, too little memory, a file that cannot be written."
         .to_owned()
@@ -184,6 +232,18 @@ pub fn run() -> Result<(), Failure> {
             json,
             plant,
         }),
+        Command::Referee { seed, operations, each, threads, replay, json, plant } => {
+            referee::run(&referee::Request {
+                seed,
+                operations,
+                each: each.min(operations),
+                threads: threads.map_or_else(|| processors().len().max(1), usize::from),
+                replay,
+                json,
+                plant,
+            })
+        }
+        Command::RefereeHelper { arguments } => referee::serve(&arguments),
         Command::List => list::run(),
         Command::LinuxProbe { probe } => linux::serve(&probe),
     }
@@ -240,7 +300,8 @@ fn explain(error: &clap::Error) -> Result<(), Failure> {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             Err(Failure::Request(
-                "a command is missing: experiments, bench, soak or list (see ‘terrane --help’)".to_owned(),
+                "a command is missing: experiments, bench, soak, referee or list (see ‘terrane --help’)"
+                    .to_owned(),
             ))
         }
         // What clap says first is what is wrong; its tips and usage follow after blank lines.

@@ -16,6 +16,7 @@ mod command;
 mod experiments;
 mod failure;
 mod measure;
+mod referee;
 mod report;
 mod soak;
 

@@ -39,6 +39,11 @@ fn wrong_arguments_are_one_line_and_status_2() {
         (&["soak", "--threads", "65"], "--threads"),
         (&["soak", "--memory", "1"], "--memory"),
         (&["soak", "--json", "/proc/nothing"], "/proc/nothing"),
+        (&["referee", "--operations", "0"], "--operations"),
+        (&["referee", "--threads", "65"], "--threads"),
+        (&["referee", "--replay", "/nonexistent"], "/nonexistent"),
+        (&["referee", "--replay", "/dev/null"], "no valid window"),
+        (&["referee-helper"], "not by hand"),
         (&["list", "more"], "more"),
         (&["linux-probe"], "PROBE"),
         (&["linux-probe", "x"], "not by hand"),
@@ -83,6 +88,7 @@ fn help_and_list_teach() {
         (&["experiments", "--help"], &["multi-fault", "median", "published", "--threads <N>"]),
         (&["bench", "--help"], &["index", "fork", "standard output"]),
         (&["soak", "--help"], &["every byte", "--seed <N>", "Exit status"]),
+        (&["referee", "--help"], &["kernel", "--replay <FILE>", "Exit status"]),
         (&["list"], &["terrane bench NAME", "multi-fault", "source C"]),
         (&["--version"], &["terrane 0."]),
     ] {
@@ -118,12 +124,15 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The fields in `docs/json.md`: of a report, and those that only the report of a soak has.
-fn documented() -> [BTreeSet<String>; 2] {
+/// The fields in `docs/json.md`: of a report, and those that only the reports of a soak and of the referee have.
+fn documented() -> [BTreeSet<String>; 3] {
     let text = include_str!("../../../docs/json.md");
-    let (report, soak) = text.split_once("\n# ").expect("two parts");
-    let (_, soak) = soak.split_once("`command` |").expect("a line for what both have");
-    [report, soak].map(|part| {
+    let mut parts = text.split("\n# ");
+    let report = parts.next().expect("a first part");
+    // Behind the line for what all have.
+    let mut own =
+        || parts.next().and_then(|part| Some(part.split_once("`command` |")?.1)).expect("more parts");
+    [report, own(), own()].map(|part| {
         part.lines()
             .filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned()))
             .collect()
@@ -140,7 +149,7 @@ fn a_soak_finds_nothing_and_reports_the_documented_fields() {
     let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is the report alone");
     let mut found = BTreeSet::new();
     paths(&report, "", &mut found);
-    let [common, own] = documented();
+    let [common, own, _] = documented();
     let common = common.into_iter().filter(|path| !path.starts_with("experiments"));
     assert_eq!(found, common.chain(own).collect());
     for what in ["stores", "loads", "changes"] {
@@ -188,7 +197,7 @@ fn a_report_has_exactly_the_documented_fields() {
 
     let mut found = BTreeSet::new();
     paths(&report, "", &mut found);
-    let [documented, _] = documented();
+    let [documented, ..] = documented();
     assert_eq!(found, documented);
 
     assert_eq!(report["schema"], 1);
@@ -204,6 +213,39 @@ fn a_report_has_exactly_the_documented_fields() {
         let image = std::fs::read_to_string(plot.join(name)).expect("a picture");
         assert!(image.starts_with("<svg") && image.contains("less is better"));
     }
+}
+
+/// The fields of the referee's report, and what it says.
+#[test]
+fn the_referee_finds_what_is_wrong_and_reports_the_documented_fields() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let common = ["referee", "--operations", "2000", "--each", "200", "--seed", "5", "--json", "-"];
+    let output = terrane(&[&common[..], &["--plant", "unmap"]].concat());
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    if text.contains("cannot be a referee here") {
+        eprintln!("skipped: {text}");
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("Linux and Terrane differ, with seed") && text.contains("munmap"), "{text}");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("standard output is the report alone");
+    let mut found = BTreeSet::new();
+    paths(&report, "", &mut found);
+    let [common, _, own] = documented();
+    let common = common.into_iter().filter(|path| !path.starts_with("experiments"));
+    // An object where there is a difference.
+    let own = own.into_iter().filter(|path| path != "referee.difference");
+    assert_eq!(found, common.chain(own).collect());
+
+    // Without the damage the script shows nothing.
+    let script = folder.path().join("script");
+    std::fs::write(&script, report["referee"]["difference"]["script"].as_str().expect("text"))
+        .expect("a file");
+    let path = script.to_str().expect("UTF-8");
+    let output = terrane(&["referee", "--replay", path]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = terrane(&["referee", "--replay", path, "--plant", "unmap"]);
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

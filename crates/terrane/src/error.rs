@@ -23,8 +23,14 @@ impl core::error::Error for OutOfMemory {}
 pub enum Error {
     /// `EPERM`: the caller may not do this (a sealed or a forbidden range).
     NotPermitted,
+    /// `ENOENT`: nothing that the call could be about: no mapping that is registered, no page to move.
+    NotFound,
+    /// `ESRCH`: the address space is gone.
+    NoSpace,
     /// `EIO`: a file could not be read or written.
     Io,
+    /// `EBADF`: no file where one must be.
+    BadFile,
     /// `EAGAIN`: a limit on locked memory, or a resource that is busy for a moment.
     Again,
     /// `ENOMEM`: no memory, no free addresses, a limit reached, or a hole where pages must be mapped.
@@ -33,14 +39,20 @@ pub enum Error {
     Access,
     /// `EFAULT`: a page could not be populated because touching it would raise a signal, or nothing is mapped at an address.
     BadAddress,
-    /// `EBUSY`: the mapping is locked in memory.
+    /// `EBUSY`: the mapping is locked in memory, another handler has it, or somebody else uses the page.
     Busy,
     /// `EEXIST`: something is mapped where `FIXED_NOREPLACE` asked for free space.
     Exists,
+    /// `ENODEV`: not for memory of a device.
+    NoDevice,
     /// `EINVAL`: an argument is malformed: alignment, length, flags.
     Invalid,
     /// `EOVERFLOW`: offset plus length do not fit.
     Overflow,
+    /// `EOPNOTSUPP`: a flag that is checked, and that there is not.
+    Unsupported,
+    /// `EHWPOISON`: the page is lost.
+    Poisoned,
 }
 
 impl Error {
@@ -48,15 +60,21 @@ impl Error {
     pub const fn errno(self) -> i32 {
         match self {
             Error::NotPermitted => 1,
+            Error::NotFound => 2,
+            Error::NoSpace => 3,
             Error::Io => 5,
+            Error::BadFile => 9,
             Error::Again => 11,
             Error::NoMemory => 12,
             Error::Access => 13,
             Error::BadAddress => 14,
             Error::Busy => 16,
             Error::Exists => 17,
+            Error::NoDevice => 19,
             Error::Invalid => 22,
             Error::Overflow => 75,
+            Error::Unsupported => 95,
+            Error::Poisoned => 133,
         }
     }
 
@@ -64,15 +82,21 @@ impl Error {
     pub const fn name(self) -> &'static str {
         match self {
             Error::NotPermitted => "EPERM",
+            Error::NotFound => "ENOENT",
+            Error::NoSpace => "ESRCH",
             Error::Io => "EIO",
+            Error::BadFile => "EBADF",
             Error::Again => "EAGAIN",
             Error::NoMemory => "ENOMEM",
             Error::Access => "EACCES",
             Error::BadAddress => "EFAULT",
             Error::Busy => "EBUSY",
             Error::Exists => "EEXIST",
+            Error::NoDevice => "ENODEV",
             Error::Invalid => "EINVAL",
             Error::Overflow => "EOVERFLOW",
+            Error::Unsupported => "EOPNOTSUPP",
+            Error::Poisoned => "EHWPOISON",
         }
     }
 }
@@ -81,15 +105,21 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = match self {
             Error::NotPermitted => "operation not permitted",
+            Error::NotFound => "no such mapping or page",
+            Error::NoSpace => "the address space is gone",
             Error::Io => "input or output error",
+            Error::BadFile => "no such file",
             Error::Again => "resource temporarily unavailable",
             Error::NoMemory => "out of memory or address space, or nothing mapped there",
             Error::Access => "protection not allowed",
             Error::BadAddress => "bad address",
-            Error::Busy => "mapping locked in memory",
+            Error::Busy => "in use by another, or locked in memory",
             Error::Exists => "range already mapped",
+            Error::NoDevice => "not for memory of a device",
             Error::Invalid => "invalid argument",
             Error::Overflow => "offset and length overflow",
+            Error::Unsupported => "operation not supported",
+            Error::Poisoned => "page lost",
         };
         write!(f, "{words} ({})", self.name())
     }
@@ -117,6 +147,10 @@ pub enum FaultError {
     BeyondEnd,
     /// The page could not be read from its file: `SIGBUS`, `BUS_ADRERR`.
     Io,
+    /// A handler of user faults has declared the page lost: `SIGBUS`, `BUS_MCEERR_AR`.
+    Poisoned,
+    /// The fault is for a handler, which wants no events ([`SIGBUS`](crate::space::UserFeatures::SIGBUS)): `SIGBUS`, `BUS_ADRERR`.
+    Unresolved,
     /// No frame or page table could be had. The host decides what to kill or wait for.
     OutOfMemory,
 }
@@ -126,9 +160,12 @@ impl FaultError {
     pub const fn as_populate_error(self) -> Error {
         match self {
             FaultError::NotMapped | FaultError::OutOfMemory => Error::NoMemory,
-            FaultError::NotAllowed | FaultError::Guard | FaultError::BeyondEnd | FaultError::Io => {
-                Error::BadAddress
-            }
+            FaultError::NotAllowed
+            | FaultError::Guard
+            | FaultError::BeyondEnd
+            | FaultError::Io
+            | FaultError::Unresolved => Error::BadAddress,
+            FaultError::Poisoned => Error::Poisoned,
         }
     }
 
@@ -136,7 +173,7 @@ impl FaultError {
     pub const fn signal(self) -> i32 {
         match self {
             FaultError::NotMapped | FaultError::NotAllowed | FaultError::Guard => 11,
-            FaultError::BeyondEnd | FaultError::Io => 7,
+            FaultError::BeyondEnd | FaultError::Io | FaultError::Poisoned | FaultError::Unresolved => 7,
             FaultError::OutOfMemory => 9,
         }
     }
@@ -146,7 +183,8 @@ impl FaultError {
         match self {
             FaultError::NotMapped | FaultError::Guard => 1,
             FaultError::NotAllowed => 2,
-            FaultError::BeyondEnd | FaultError::Io => 2,
+            FaultError::BeyondEnd | FaultError::Io | FaultError::Unresolved => 2,
+            FaultError::Poisoned => 4,
             FaultError::OutOfMemory => 0,
         }
     }
@@ -160,6 +198,8 @@ impl fmt::Display for FaultError {
             FaultError::Guard => "guard page",
             FaultError::BeyondEnd => "page beyond the end of the file",
             FaultError::Io => "page could not be read from its file",
+            FaultError::Poisoned => "page lost",
+            FaultError::Unresolved => "left to a handler that does not answer",
             FaultError::OutOfMemory => "out of memory",
         })
     }
@@ -187,9 +227,15 @@ mod tests {
             (Error::NoMemory, 12, "ENOMEM"),
             (Error::Access, 13, "EACCES"),
             (Error::BadAddress, 14, "EFAULT"),
+            (Error::NotFound, 2, "ENOENT"),
+            (Error::NoSpace, 3, "ESRCH"),
+            (Error::Busy, 16, "EBUSY"),
+            (Error::Poisoned, 133, "EHWPOISON"),
             (Error::Exists, 17, "EEXIST"),
             (Error::Invalid, 22, "EINVAL"),
             (Error::Overflow, 75, "EOVERFLOW"),
+            (Error::BadFile, 9, "EBADF"),
+            (Error::Unsupported, 95, "EOPNOTSUPP"),
         ];
         for (error, number, name) in all {
             assert_eq!((error.errno(), error.name()), (number, name));

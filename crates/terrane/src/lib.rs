@@ -28,11 +28,13 @@
 //! | [`machine`] | a host with its frames and CPUs, shared by many spaces |
 //! | [`history`] | what a listing needs to show one moment while calls go on |
 //! | [`range_lock`] | calls about disjoint ranges do not wait for one another |
+//! | [`swap`] | pages that are elsewhere than in memory |
 //! | [`object`] | files and shared memory |
 //! | [`vma`], [`index`], [`mm`] | the record of a mapping, the ordered map of them, and the inside of a space |
 //! | [`rmap`] | from a page to the entries that map it |
+//! | [`reclaim`] | memory found where it is not in use |
 //! | [`fault`] | page faults |
-//! | [`space`] | **the calls**: map, unmap, protect, advise, brk, populate, fork, list |
+//! | [`space`] | **the calls**: map, unmap, protect, advise, brk, populate, fork, list, user faults |
 //! | [`text`] | what `/proc` says of a space and of a machine |
 //!
 //! # To use it
@@ -66,6 +68,7 @@ mod names {
 pub mod sync;
 
 pub mod addr;
+pub mod commit;
 pub mod error;
 pub mod fault;
 pub mod frame;
@@ -78,9 +81,11 @@ pub mod mm;
 pub mod object;
 pub mod page_table;
 pub mod range_lock;
+pub mod reclaim;
 pub mod rmap;
 pub mod space;
 pub mod stats;
+pub mod swap;
 #[cfg(test)]
 mod testing;
 pub mod text;

@@ -4,13 +4,16 @@
 //! to act as one of its processors, and every call takes one.
 
 use crate::addr::{AddrRange, Frame};
+use crate::commit::Commit;
 use crate::error::{Error, OutOfMemory};
-use crate::frame::{Frames, Ram, Slab};
+use crate::frame::{Frames, NodeMask, Ram, Slab};
 use crate::history::Covered;
 use crate::host::{Host, Ticket};
 use crate::identity::Identities;
 use crate::range_lock::{Held, Mode, Node, RangeLock};
+use crate::reclaim::{self, Reclaim};
 use crate::stats::{Counter, Stats};
+use crate::swap::Swap;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{CpuId, Epoch, Participant, Pin, Recent, Shared};
 use alloc::boxed::Box;
@@ -53,10 +56,14 @@ pub struct Machine<H: Host> {
     /// By CPU.
     range_nodes: Box<[RangeNodes]>,
     zero_frame: Frame,
+    swap: Swap,
+    reclaim: Reclaim,
     /// How many listings there have been, of all spaces.
     listings: CachePadded<AtomicU64>,
     /// How many objects there have been.
     objects: AtomicU64,
+    /// What programs have been promised.
+    commit: Commit,
     /// What listings call objects.
     identities: Identities<H::Mutex>,
     /// Serialises those who act without a CPU of their own (destructors); its id is not for others.
@@ -90,6 +97,7 @@ impl<H: Host> Machine<H> {
         let frames = Frames::try_new(host.frames(), cpus)?;
         let stats = Stats::try_new(cpus)?;
         let records = Slab::try_new(cpus)?;
+        let swap = Swap::try_new(cpus)?;
         let mut range_nodes = Vec::new();
         range_nodes.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
         range_nodes.resize_with(cpus, || CachePadded::new([const { Node::new() }; RANGES_A_CALL]));
@@ -101,6 +109,7 @@ impl<H: Host> Machine<H> {
             (ram.allocate_zeroed().ok_or(OutOfMemory)?, pin.cpu())
         };
         let housekeeper = lock_api::Mutex::new(housekeeper);
+        let commit = Commit::new(frames.total() as u64);
         Shared::try_new(Self {
             epoch,
             frames,
@@ -108,12 +117,21 @@ impl<H: Host> Machine<H> {
             records,
             range_nodes,
             zero_frame,
+            commit,
+            swap,
+            reclaim: Reclaim::new(),
             listings: CachePadded::new(AtomicU64::new(0)),
             objects: AtomicU64::new(0),
             identities: Identities::new(),
             housekeeper,
             host,
         })
+    }
+
+    /// How much memory programs have been promised, and the mode of overcommit.
+    #[inline]
+    pub fn commit(&self) -> &Commit {
+        &self.commit
     }
 
     /// The host.
@@ -152,6 +170,17 @@ impl<H: Host> Machine<H> {
         self.zero_frame
     }
 
+    /// Where pages go that are swapped out.
+    #[inline]
+    pub fn swap(&self) -> &Swap {
+        &self.swap
+    }
+
+    /// Where reclaim stands.
+    pub(crate) fn reclaim(&self) -> &Reclaim {
+        &self.reclaim
+    }
+
     /// A number for an object, given once.
     pub(crate) fn new_object_number(&self) -> u64 {
         self.objects.fetch_add(1, Ordering::Relaxed) + 1
@@ -177,7 +206,7 @@ impl<H: Host> Machine<H> {
     pub fn usage(&self) -> Usage {
         Usage {
             frames_total: self.frames.total(),
-            frames_free: self.frames.free_frames(),
+            frames_free: self.frames.free_frames() + self.reclaim.reserved(),
             vmas: self.records.live(),
             vma_bytes: self.records.bytes(),
             bytes_per_frame: size_of::<crate::frame::FrameMeta>(),
@@ -372,22 +401,51 @@ impl<H: Host> Cpu<H> {
         machine.frames.settle(pin, &|cpu, ticket| machine.host.has_passed(cpu, ticket))
     }
 
-    /// For when memory is short: frees what can be freed, and while frames are on their way back (their shoot-down has not
-    /// passed, or a CPU that was interrupted while pinned holds the epoch) waits for the first of them, for a bounded
-    /// time. False when nothing came back. Not while pinned.
+    /// For when memory is short: frees what can be freed, reclaims pages ([`reclaim`]), and while frames are
+    /// on their way back (their shoot-down has not passed, a CPU that was interrupted while pinned holds the epoch, another
+    /// CPU reclaims) waits for the first of them, for a bounded time. False when nothing came back. May read and write files
+    /// and swap. Not while pinned, nor with a lock of the reverse mapping held.
     pub fn find_memory(&self) -> bool {
         /// Rounds of [`Wait::relax`](crate::host::Wait::relax): with threads for CPUs, as many turns of the others.
         const ROUNDS: u32 = 10_000;
+        /// Rounds after which reclaim is tried again.
+        const AGAIN: u32 = 32;
+        let mut busy = false;
         for round in 0..ROUNDS {
             if self.quiesce() > 0 {
                 return true;
             }
-            if self.machine.frames.deferred_frames() == 0 {
+            if round % AGAIN == 0 {
+                let found = reclaim::find_memory(self);
+                if found.freed > 0 {
+                    self.quiesce();
+                    return true;
+                }
+                busy = found.busy;
+            }
+            if !busy && self.machine.frames.deferred_frames() == 0 {
                 return false;
             }
             self.machine.host.relax(self.id, round + 100);
         }
         false
+    }
+
+    /// The same for memory of some nodes: for who may have no other. What is free elsewhere is no help; and page tables, which may
+    /// be anywhere, are looked for too when nothing is.
+    pub(crate) fn find_memory_on(&self, nodes: NodeMask) -> bool {
+        if self.machine.frames.free_frames() == 0 {
+            return self.find_memory();
+        }
+        if self.machine.frames.deferred_frames() > 0 && self.quiesce() > 0 {
+            return true;
+        }
+        let found = reclaim::find_memory_on(self, nodes);
+        self.quiesce();
+        if found.busy {
+            self.machine.host.relax(self.id, 100);
+        }
+        found.freed > 0 || found.busy
     }
 
     /// Frees everything that can be freed, also what other CPUs gave up, waiting for shoot-downs under way.
@@ -438,4 +496,4 @@ impl<H: Host> Drop for Cpu<H> {
     }
 }
 
-describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, housekeeper });
+describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, commit, housekeeper });

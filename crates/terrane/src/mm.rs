@@ -33,6 +33,7 @@
 
 mod block;
 mod layout;
+pub mod policy;
 pub mod rss;
 
 pub use block::{BLOCK_SIZE, HugePages};
@@ -41,6 +42,7 @@ pub use layout::Layout;
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
+use crate::fault::user::Contexts;
 use crate::frame::Ram;
 use crate::history::History;
 use crate::host::{Host, Ticket, Tlb};
@@ -114,8 +116,12 @@ pub struct Mm<H: Host> {
     pub fault_around: u64,
     /// When first touches make huge pages.
     pub huge_pages: HugePages,
+    /// Where its memory comes from.
+    pub(crate) policies: policy::Policies,
     /// False as long as the space certainly has no blocks; see [`mm::block`](block).
     blocks: AtomicBool,
+    /// False as long as nothing is sealed.
+    pub(crate) sealed: AtomicBool,
     /// True while a fork has made pages read-only but stores through old translations may still arrive: nobody may
     /// copy such a page yet, or a store would be lost.
     pub forking: AtomicBool,
@@ -139,12 +145,16 @@ pub struct Mm<H: Host> {
     pub relocations: Relocations<H>,
     /// Pages mapped.
     pub mapped: Tally,
+    /// Pages of private mappings that may be stored to.
+    pub data: Tally,
     /// Pages of locked mappings; see [`lock`](crate::space).
     pub locked: Tally,
     /// Attributes that mappings get from now on: bits of [`VmFlags::LOCKED_MASK`].
     pub(crate) future: AtomicU64,
     /// Where the linear search starts; see [`SpaceConfig::linear_search`](crate::space::SpaceConfig).
     pub search_from: AtomicU64,
+    /// Handlers of user faults. Looked at by faults that are for one, and by nobody else.
+    pub(crate) users: Contexts<H>,
     /// What each CPU has for itself.
     reserves: Reserves<Vma<H>>,
     /// What has been mapped at most.
@@ -270,7 +280,9 @@ impl<H: Host> Mm<H> {
             locking,
             fault_around,
             huge_pages: HugePages::Never,
+            policies: policy::Policies::new(),
             blocks: AtomicBool::new(false),
+            sealed: AtomicBool::new(false),
             forking: AtomicBool::new(false),
             ending: CachePadded::new(AtomicUsize::new(0)),
             classic: lock_api::RwLock::new(()),
@@ -280,9 +292,11 @@ impl<H: Host> Mm<H> {
             history: CachePadded::new(History::new()),
             relocations: Relocations::new(),
             mapped: Tally::new(),
+            data: Tally::new(),
             locked: Tally::new(),
             future: AtomicU64::new(0),
             search_from: AtomicU64::new(0),
+            users: Contexts::new(),
             reserves,
             peaks: CachePadded::new(rss::Peaks::default()),
         })
@@ -469,9 +483,11 @@ impl<H: Host> Mm<H> {
         names.field("limits", &self.limits);
         names.field("relocations", &self.relocations);
         names.field("mapped", &self.mapped);
+        names.field("data", &self.data);
         names.field("locked", &self.locked);
         names.field("future", &self.future);
         names.field("search_from", &self.search_from);
+        names.field("users", &self.users);
         names.field("reserves", &self.reserves.0);
         names.field("peaks", &*self.peaks);
         names.field("index", &self.index);

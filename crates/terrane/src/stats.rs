@@ -106,6 +106,38 @@ counters! {
     ThpScanExceedNone = "thp_scan_exceed_none_pte",
     /// Page tables that the collapser left alone: pages are shared.
     ThpScanExceedShare = "thp_scan_exceed_share_pte",
+    /// Pages read back from swap.
+    PswpIn = "pswpin",
+    /// Pages written to swap.
+    PswpOut = "pswpout",
+    /// Pages that swap did not give back: bus errors.
+    SwapReadError = "nr_swap_read_errors",
+    /// Pages that swap did not take: they stay.
+    SwapWriteError = "nr_swap_write_errors",
+    /// Times that a fault or a call went to look for memory itself.
+    AllocStall = "allocstall_normal",
+    /// Pages looked at by the background reclaimer.
+    PgScanKswapd = "pgscan_kswapd",
+    /// Pages looked at by those who were short of memory.
+    PgScanDirect = "pgscan_direct",
+    /// Private pages looked at by reclaim.
+    PgScanAnon = "pgscan_anon",
+    /// Pages of objects looked at by reclaim.
+    PgScanFile = "pgscan_file",
+    /// Pages that the background reclaimer freed.
+    PgStealKswapd = "pgsteal_kswapd",
+    /// Pages freed by those who were short of memory.
+    PgStealDirect = "pgsteal_direct",
+    /// Private pages that reclaim freed.
+    PgStealAnon = "pgsteal_anon",
+    /// Pages of objects that reclaim freed.
+    PgStealFile = "pgsteal_file",
+    /// Private pages that were forgotten, as their program had said that they might be.
+    PgLazyFreed = "pglazyfreed",
+    /// Pages moved to another frame.
+    PgMigrate = "pgmigrate_success",
+    /// Pages that could not be moved to another frame.
+    PgMigrateFail = "pgmigrate_fail",
     /// Leaves of the index looked at by searches for free addresses.
     GapLeaves = "gap_search_leaves",
 }

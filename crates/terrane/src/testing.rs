@@ -175,7 +175,7 @@ impl Host for TestHost {
     type Mutex = parking_lot::RawMutex;
 }
 
-/// A page-table format of no processor: valid, block or page, five flags, the frame from bit 12.
+/// A page-table format of no processor: valid, block or page, six flags, the frame from bit 12.
 pub struct TestFormat;
 
 const VALID: u64 = 1;
@@ -356,5 +356,69 @@ impl Rig {
     /// The memory as the pinned CPU sees it.
     pub fn ram<'a>(&'a self, pin: &'a Pin<'a>) -> Ram<'a, TestHost> {
         Ram { host: &self.host, frames: &self.frames, stats: &self.stats, pin }
+    }
+}
+
+/// A swap device in memory, which can be told to fail. Clones are handles of one device.
+#[derive(Clone)]
+pub struct TestSwap(Arc<SwapInside>);
+
+struct SwapInside {
+    pages: Mutex<Vec<Option<Vec<u8>>>>,
+    /// Reads and writes of which one in so many fails; 0: none.
+    failing_reads: AtomicU32,
+    failing_writes: AtomicU32,
+    calls: AtomicU64,
+}
+
+impl TestSwap {
+    /// A device of `slots` slots.
+    pub fn new(slots: usize) -> Self {
+        let mut pages = Vec::new();
+        pages.resize_with(slots, || None);
+        Self(Arc::new(SwapInside {
+            pages: Mutex::new(pages),
+            failing_reads: AtomicU32::new(0),
+            failing_writes: AtomicU32::new(0),
+            calls: AtomicU64::new(0),
+        }))
+    }
+
+    /// One in `n` reads fails from now on; all for 1, none for 0.
+    pub fn fail_reads(&self, n: u32) {
+        self.0.failing_reads.store(n, Ordering::SeqCst);
+    }
+
+    /// One in `n` writes fails from now on.
+    pub fn fail_writes(&self, n: u32) {
+        self.0.failing_writes.store(n, Ordering::SeqCst);
+    }
+
+    fn fails(&self, one_in: &AtomicU32) -> bool {
+        let n = one_in.load(Ordering::SeqCst);
+        n > 0 && self.0.calls.fetch_add(1, Ordering::SeqCst).is_multiple_of(u64::from(n))
+    }
+}
+
+impl crate::swap::SwapDevice for TestSwap {
+    fn slots(&self) -> u32 {
+        self.0.pages.lock().len() as u32
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), IoError> {
+        if self.fails(&self.0.failing_reads) {
+            return Err(IoError);
+        }
+        let pages = self.0.pages.lock();
+        page.copy_from_slice(pages[slot as usize].as_ref().expect("a slot is read that was not written"));
+        Ok(())
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), IoError> {
+        if self.fails(&self.0.failing_writes) {
+            return Err(IoError);
+        }
+        self.0.pages.lock()[slot as usize] = Some(page.to_vec());
+        Ok(())
     }
 }

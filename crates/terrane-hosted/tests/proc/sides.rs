@@ -4,7 +4,9 @@ use super::parse::{self, Entry};
 use crate::common::*;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use terrane::object::Object;
+use terrane::vma::RemapFlags;
 use terrane_hosted::ProcFile;
 
 /// A program that maps things in a window, and touches them.
@@ -16,6 +18,9 @@ pub trait Side {
     fn protect(&mut self, at: u64, pages: u64, prot: Prot);
     fn advise(&mut self, at: u64, pages: u64, advice: Advice);
     fn unmap(&mut self, at: u64, pages: u64);
+    fn lock(&mut self, at: u64, pages: u64, on_fault: bool);
+    /// Moves a mapping to page `to`.
+    fn remap(&mut self, at: u64, pages: u64, to: u64, new_pages: u64);
     /// Makes a child that stores to the given pages and then waits. It stays until the side is dropped.
     fn fork(&mut self, stores: &[u64]);
     /// What `smaps` says of the window.
@@ -30,6 +35,9 @@ pub enum What<'a> {
 
 const PAGE: usize = PAGE_SIZE as usize;
 
+/// One window at a time: a child of one test would share the pages of the others.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Addresses of this process that nothing else uses, and on Terrane the same.
 pub struct Linux {
     reserved: *mut libc::c_void,
@@ -37,11 +45,13 @@ pub struct Linux {
     base: u64,
     end: u64,
     children: Vec<libc::pid_t>,
+    _alone: MutexGuard<'static, ()>,
 }
 
 impl Linux {
     /// A window of `pages` pages, from an address of the kernel's choice, aligned to 2 MiB.
     pub fn new(pages: u64) -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let len = pages as usize * PAGE + (4 << 20);
         // SAFETY: a fresh reservation.
         let reserved = unsafe {
@@ -56,7 +66,7 @@ impl Linux {
         };
         assert_ne!(reserved, libc::MAP_FAILED);
         let base = (reserved as u64 + PAGE_SIZE).next_multiple_of(2 << 20);
-        Self { reserved, len, base, end: base + pages * PAGE_SIZE, children: Vec::new() }
+        Self { reserved, len, base, end: base + pages * PAGE_SIZE, children: Vec::new(), _alone: alone }
     }
 
     pub fn base(&self) -> u64 {
@@ -120,7 +130,7 @@ impl Side for Linux {
     }
 
     fn advise(&mut self, at: u64, pages: u64, advice: Advice) {
-        let number = (0..64).find(|&number| Advice::from_linux(number) == Some(advice)).unwrap();
+        let number = (0..128).find(|&number| Advice::from_linux(number) == Some(advice)).unwrap();
         // SAFETY: in our window.
         assert_eq!(unsafe { libc::madvise(self.at(at).cast(), pages as usize * PAGE, number) }, 0);
     }
@@ -132,6 +142,21 @@ impl Side for Linux {
         // SAFETY: in our window.
         let reserved = unsafe { libc::mmap(self.at(at).cast(), len, libc::PROT_NONE, flags, -1, 0) };
         assert_eq!(reserved, self.at(at).cast());
+    }
+
+    fn lock(&mut self, at: u64, pages: u64, on_fault: bool) {
+        let flags = if on_fault { libc::MLOCK_ONFAULT } else { 0 };
+        // SAFETY: in our window.
+        assert_eq!(unsafe { libc::mlock2(self.at(at).cast(), pages as usize * PAGE, flags) }, 0);
+    }
+
+    fn remap(&mut self, at: u64, pages: u64, to: u64, new_pages: u64) {
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let (old, new) = (pages as usize * PAGE, new_pages as usize * PAGE);
+        // SAFETY: both in our window.
+        let moved = unsafe { libc::mremap(self.at(at).cast(), old, new, flags, self.at(to)) };
+        assert_eq!(moved, self.at(to).cast());
+        self.unmap(at, pages); // Reserved again.
     }
 
     fn fork(&mut self, stores: &[u64]) {
@@ -238,6 +263,16 @@ impl Side for Terrane {
 
     fn unmap(&mut self, at: u64, pages: u64) {
         self.space.unmap(self.cpu.core(), self.at(at), pages * PAGE_SIZE).unwrap();
+    }
+
+    fn lock(&mut self, at: u64, pages: u64, on_fault: bool) {
+        self.space.mlock2(self.cpu.core(), self.at(at), pages * PAGE_SIZE, u32::from(on_fault)).unwrap();
+    }
+
+    fn remap(&mut self, at: u64, pages: u64, to: u64, new_pages: u64) {
+        let (old, new) = (pages * PAGE_SIZE, new_pages * PAGE_SIZE);
+        let (flags, to) = (RemapFlags::MAYMOVE | RemapFlags::FIXED, self.at(to));
+        assert_eq!(self.space.remap(self.cpu.core(), self.at(at), old, new, flags, to), Ok(to));
     }
 
     fn fork(&mut self, stores: &[u64]) {

@@ -89,7 +89,7 @@ impl<'w> Player<'w> {
     ) -> Result<Option<T>, Trouble> {
         match result {
             Ok(value) => Ok(Some(value)),
-            Err(Error::NoMemory) if self.world.short => {
+            Err(Error::NoMemory | Error::Again) if self.world.short => {
                 self.world.count(Count::Shortage);
                 Ok(None)
             }
@@ -361,7 +361,7 @@ impl<'w> Player<'w> {
                 let possible = pages.clone().all(|page| plot.verdict(page, access).is_ok());
                 self.note("populate", number, range.start, range.len(), words);
                 let result = space.advise(cpu.core(), range.start, range.len(), advice);
-                let short = self.world.short && result == Err(Error::NoMemory);
+                let short = self.world.short && matches!(result, Err(Error::NoMemory | Error::Again));
                 if !short && result.is_ok() != possible {
                     return Err(Trouble(format!("{advice:?} gave {result:?} for {plot}")));
                 }

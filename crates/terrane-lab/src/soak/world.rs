@@ -25,7 +25,7 @@ use terrane::stats::Snapshot;
 use terrane::sync::Shared;
 use terrane::vma::Advice;
 use terrane::{Error, PAGE_SIZE};
-use terrane_hosted::{Cpu, HostFile, Hosted, HostedMachine, MachineConfig, Space};
+use terrane_hosted::{Cpu, HostFile, Hosted, HostedMachine, MachineConfig, Space, SwapFile};
 
 /// A page of counters in shared memory, in every space.
 pub const COUNTERS: u64 = 0x9000_0000;
@@ -129,7 +129,8 @@ impl fmt::Display for Terms {
             HugePages::Madvise => "",
             HugePages::Never => ", huge pages never",
         };
-        write!(f, "{memory}{shaken}{classic}{placed}{huge}")
+        let swap = if self.swaps() { " and swap" } else { "" };
+        write!(f, "{memory}{swap}{shaken}{classic}{placed}{huge}")
     }
 }
 
@@ -147,6 +148,11 @@ impl Terms {
         let plots: usize = Kind::FIXED.iter().map(|kind| kind.plots() * kind.pages()).sum();
         let family: usize = 3 * Kind::Anonymous.pages() + Kind::Block.pages();
         plots * self.threads + FAMILIES * family + HEAP_PAGES
+    }
+
+    /// Where memory is short, every other time there is a device to swap to.
+    fn swaps(&self) -> bool {
+        self.short && !self.episode.is_multiple_of(2)
     }
 
     fn memory(&self) -> u64 {
@@ -459,6 +465,12 @@ pub fn episode(terms: &Terms, mut tick: impl FnMut(&[u64; COUNTS.len()])) -> Res
         ..MachineConfig::default()
     };
     let machine = HostedMachine::new(config).map_err(broken("cannot build a machine"))?;
+    if terms.swaps() {
+        let file = rustix::fs::memfd_create("swap", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = file.map_err(broken("cannot make a file for swap"))?;
+        let swap = SwapFile::new(file, 4 * terms.memory()).map_err(broken("cannot make a file for swap"))?;
+        machine.machine().swap_on(Box::new(swap)).map_err(broken("cannot swap"))?;
+    }
     let mut cpu = machine.cpu().map_err(broken("cannot have a processor"))?;
     cpu.core().quiesce();
     let before = machine.machine().usage();

@@ -4,7 +4,7 @@
 use crate::schedules::{Effort, check, check_caught};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use terrane::index::{Direction, Entry, GapRequest, Index, Reserve};
+use terrane::index::{Alone, Direction, Entry, GapRequest, Index, Reserve};
 use terrane::sync::atomic::{AtomicU64, Ordering};
 use terrane::sync::{CpuId, Epoch, Freeing, Participant, Pin, RetireLink};
 use terrane::{AddrRange, PAGE_SIZE};
@@ -77,7 +77,38 @@ impl Scene {
         let (start, end) = (AtomicU64::new(range.start), AtomicU64::new(range.end));
         let record = Box::leak(Box::new(Record { link: RetireLink::new(), start, end }));
         self.index.reserve(reserve, 1).unwrap();
-        self.index.insert(reserve, pin, range, NonNull::from(record));
+        let record = NonNull::from(record);
+        // Both ways in, in turns.
+        let alone = !page.is_multiple_of(2)
+            && match self.index.insert_alone(reserve, pin, range, record, |_, _| false) {
+                Alone::Inserted => true,
+                Alone::Unclear => false,
+                Alone::Taken => panic!("the page is free"),
+            };
+        if !alone {
+            self.index.insert(reserve, pin, range, record);
+        }
+    }
+
+    /// The entry of `page` takes the one above in, or is taken in by the one below, if they are in its leaf.
+    fn absorb(&self, pin: &Pin<'_>, reserve: &mut Reserve<Record, 4, 4>, page: u64, above: bool) {
+        let gone = self.index.edit(reserve, pin, page * PAGE_SIZE, 0, |record, edit| {
+            if above {
+                let gone = NonNull::from(edit.above()?);
+                edit.absorb_above();
+                record.end.store(edit.range().end, Ordering::Relaxed);
+                return Some(gone);
+            }
+            let low = NonNull::from(edit.below()?);
+            edit.absorb_into_below();
+            // SAFETY: in the index, which the edit has locked there.
+            unsafe { low.as_ref() }.end.store(edit.range().end, Ordering::Relaxed);
+            Some(NonNull::from(record))
+        });
+        if let Some(gone) = gone.expect("the entry is there") {
+            // SAFETY: taken out just now.
+            unsafe { Participant::retire(pin, gone.cast(), free) };
+        }
     }
 
     fn remove(&self, pin: &Pin<'_>, reserve: &mut Reserve<Record, 4, 4>, page: u64) {
@@ -169,6 +200,48 @@ fn lookup() {
     scene.end();
 }
 
+/// Entries that take one another in, beside a reader and a writer in the same leaves.
+fn gathering() {
+    let scene = Scene::new();
+    let other = Arc::clone(&scene);
+    let reader = shuttle::thread::spawn(move || {
+        let me = other.cpu(1);
+        for page in [19, 18, 20, 19] {
+            let pin = me.pin();
+            if let Some(found) = other.index.find(&pin, page * PAGE_SIZE) {
+                assert!(found.start() <= page * PAGE_SIZE && found.start() >= 17 * PAGE_SIZE, "freed");
+            }
+            assert!(
+                other.index.find(&pin, 24 * PAGE_SIZE).is_some(),
+                "an entry that nobody touches was missed"
+            );
+        }
+    });
+    let other = Arc::clone(&scene);
+    let writer = shuttle::thread::spawn(move || other.churn(2, 21, 24));
+    let me = scene.cpu(0);
+    let mut reserve = Reserve::new();
+    for page in 17..20 {
+        scene.insert(&me.pin(), &mut reserve, page);
+    }
+    scene.absorb(&me.pin(), &mut reserve, 18, true);
+    scene.absorb(&me.pin(), &mut reserve, 18, false);
+    me.collect_now();
+    // As many entries as could not be gathered.
+    let mut page = 17;
+    while page < 20 {
+        let pin = me.pin();
+        let end = scene.index.find_exact(&pin, page * PAGE_SIZE).expect("an address was lost").end();
+        scene.remove(&pin, &mut reserve, page);
+        page = end / PAGE_SIZE;
+    }
+    assert_eq!(page, 20);
+    me.collect_now();
+    reader.join().unwrap();
+    writer.join().unwrap();
+    scene.end();
+}
+
 /// Two writers side by side, in the same leaves at the border.
 fn writers() {
     let scene = Scene::new();
@@ -242,6 +315,11 @@ fn lookups_beside_a_writer() {
 #[test]
 fn writers_beside_each_other() {
     check(SOME, writers);
+}
+
+#[test]
+fn entries_that_take_one_another_in() {
+    check(SOME, gathering);
 }
 
 #[test]

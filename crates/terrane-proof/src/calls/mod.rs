@@ -9,6 +9,7 @@ mod faults;
 mod forks;
 mod index;
 mod ranges;
+mod users;
 
 use crate::host::{Model, ModelFormat};
 use std::mem::ManuallyDrop;

@@ -119,10 +119,15 @@ fn bracketed() {
     swept(true, |seq| seq.write_begin());
 }
 
+fn bracketed_together() {
+    swept(true, |seq| SeqCount::write_begin_all([None, Some(seq)]));
+}
+
 #[test]
 fn a_sweep_leaves_nothing_behind() {
     check(Total, 3, killed);
     check(Total, 3, bracketed);
+    check(Total, 3, bracketed_together);
 }
 
 #[test]
@@ -134,6 +139,7 @@ fn a_sweep_leaves_nothing_behind_in_a_table_that_a_fault_makes() {
 fn a_sweep_needs_the_fence_the_validation_and_their_order() {
     check_caught("kill_without_fence", Total, 3, killed);
     check_caught("write_begin_without_fence", Total, 3, bracketed);
+    check_caught("write_begin_all_unordered", Total, 3, bracketed_together);
     for name in ["validate_never", "validate_relaxed"] {
         check_caught(name, Total, 3, killed);
     }

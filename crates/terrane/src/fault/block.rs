@@ -36,7 +36,7 @@ use crate::mm::rss::PageKind;
 use crate::mm::{BlockFrames, Locking, SpareBlock, block_around};
 use crate::page_table::{EMPTY, Level, Pte, PteFlags, Slot, SlotError, Walk};
 use crate::stats::Counter;
-use crate::vma::Access;
+use crate::vma::{Access, VmFlags};
 
 /// What there is instead of a missing entry for a page.
 pub(super) enum Above<'a> {
@@ -87,6 +87,8 @@ fn missing<H: Host>(attempt: &Attempt<'_, H>, error: SlotError) -> Stop<H> {
 fn may_be_block<H: Host>(attempt: &Attempt<'_, H>, addr: u64) -> bool {
     let (mm, seen) = (attempt.mm, &attempt.seen);
     mm.huge_pages.allow(seen.flags)
+        && !seen.flags.contains(VmFlags::DROPPABLE)
+        && mm.is_placed_by_default(seen.flags)
         && seen.range.covers(block_around(addr))
         && attempt.vma.object().is_none()
         && (attempt.seq.is_some() || mm.locking == Locking::Classic)

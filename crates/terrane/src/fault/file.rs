@@ -7,14 +7,16 @@
 //! Fault-around: a load maps the pages of the aligned window around the address too, as far as they are in memory,
 //! in the VMA and not mapped yet. They are taken together, validated once, and published together.
 
+use super::user::{self, FaultKind, Want};
 use super::{Attempt, Stop, Translation, private};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
-use crate::error::FaultError;
+use crate::error::{FaultError, OutOfMemory};
 use crate::host::Host;
 use crate::mm::Locking;
 use crate::mm::rss::PageKind;
 use crate::object::{Object, Page, Slots};
-use crate::page_table::{EMPTY, Format, PteFlags, Slot, Table, Taken};
+use crate::page_table::{EMPTY, Format, PteFlags, Raw, Slot, Table, Taken};
+use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::sync::Shared;
 use crate::vma::{Access, VmFlags};
@@ -23,24 +25,41 @@ use crate::vma::{Access, VmFlags};
 /// window.
 pub(super) const BATCH: usize = 16;
 
-/// Nothing is mapped at `addr`, and the VMA shows `object`.
+/// Loads that map what is around: not where a handler of user faults wants to know of each page.
+pub(super) const NOT_AROUND: VmFlags = VmFlags::UFFD_WP.union(VmFlags::UFFD_MINOR);
+
+/// Nothing is mapped at `addr`, whose entry is `raw`, and the VMA shows `object`.
 pub(super) fn first_touch<H: Host>(
     attempt: &Attempt<'_, H>,
     addr: u64,
     access: Access,
     slot: &Slot,
+    raw: Raw,
     object: &Shared<Object<H>>,
 ) -> Result<Translation, Stop<H>> {
     let index = attempt.seen.index_of(addr);
-    let frame = find_page(attempt, object, index)?;
     let flags = attempt.seen.flags;
-    if access == Access::Write && flags.is_private() {
-        return copy_at_once(attempt, addr, slot, object, index, frame);
+    let copies = access == Access::Write && flags.is_private();
+    // Before the page is looked for: a store beyond the end of a file, too, leaves a VMA with an anon_vma in Linux, which
+    // decides what the VMA merges with.
+    let anon = if copies { Some(private::prepare_anon(attempt)?) } else { None };
+    let frame = find_page(attempt, object, index, access)?;
+    let marked = raw != EMPTY && user::is_protected(attempt, raw);
+    if access == Access::Write && marked {
+        return Err(Want::stop(attempt, FaultKind::WriteProtected, access));
     }
-    if access != Access::Write && attempt.mm.fault_around > PAGE_SIZE && !flags.contains(VmFlags::RAND_READ) {
+    if let Some(anon) = anon {
+        return copy_at_once(attempt, addr, (slot, raw), object, (index, frame), anon);
+    }
+    if access != Access::Write
+        && attempt.mm.fault_around > PAGE_SIZE
+        && !flags.intersects(VmFlags::RAND_READ.union(NOT_AROUND))
+    {
         map_around(attempt, addr, object, attempt.mm.fault_around);
     }
-    let allowed = if access == Access::Write {
+    let allowed = if marked {
+        flags.read_only_pte().union(PteFlags::ACCESSED).union(PteFlags::USER_WP)
+    } else if access == Access::Write {
         private::writable_pte(flags)
     } else if writable_at_once(attempt, object) {
         // Not marked dirty: nobody has stored to it yet.
@@ -48,7 +67,7 @@ pub(super) fn first_touch<H: Host>(
     } else {
         flags.read_only_pte().union(PteFlags::ACCESSED)
     };
-    let taken = slot.take(EMPTY).ok_or(Stop::Again)?;
+    let taken = slot.take(raw).ok_or(Stop::Again)?;
     if !attempt.still_valid() || !object.still_holds(attempt.ram.pin, index, frame) {
         return Err(Stop::GiveUp(Counter::SpfVmaChanged));
     }
@@ -56,7 +75,9 @@ pub(super) fn first_touch<H: Host>(
         object.mark_dirty(frame);
     }
     taken.publish(H::Format::page(frame, allowed));
-    attempt.mm.count_page(attempt.ram.pin, kind_of(object));
+    if !object.is_device() {
+        attempt.mm.count_page(attempt.ram.pin, kind_of(object));
+    }
     Ok(Translation { frame, flags: allowed })
 }
 
@@ -77,14 +98,24 @@ pub(super) fn find_page<H: Host>(
     attempt: &Attempt<'_, H>,
     object: &Shared<Object<H>>,
     index: u64,
+    access: Access,
 ) -> Result<Frame, Stop<H>> {
+    let flags = attempt.seen.flags;
     match object.page(attempt.ram.pin, index) {
+        Page::Ready(_) if flags.contains(VmFlags::UFFD_MINOR) => {
+            Err(Want::stop(attempt, FaultKind::Minor, access))
+        }
+        Page::Absent if flags.contains(VmFlags::UFFD_MISSING) => {
+            Err(Want::stop(attempt, FaultKind::Missing, access))
+        }
         Page::Ready(frame) => Ok(frame),
         Page::Reading(frame) => Err(Stop::Wait(object.clone(), frame)),
         Page::Absent if object.is_file() => Err(Stop::Read(object.clone(), index)),
-        Page::Absent => {
-            object.make_page(attempt.ram.pin, index).map_err(|_| Stop::Fail(FaultError::OutOfMemory))
-        }
+        Page::Absent => match object.make_page(attempt.ram.pin, index) {
+            Ok(made) => made.ok_or(Stop::Again),
+            Err(OutOfMemory) => Err(Stop::Fail(FaultError::OutOfMemory)),
+        },
+        Page::Swapped => Err(Stop::Read(object.clone(), index)),
         Page::BeyondEnd => Err(Stop::Fail(FaultError::BeyondEnd)),
     }
 }
@@ -93,17 +124,16 @@ pub(super) fn find_page<H: Host>(
 fn copy_at_once<H: Host>(
     attempt: &Attempt<'_, H>,
     addr: u64,
-    slot: &Slot,
+    (slot, raw): (&Slot, Raw),
     object: &Object<H>,
-    index: u64,
-    frame: Frame,
+    (index, frame): (u64, Frame),
+    anon: &AnonVma<H>,
 ) -> Result<Translation, Stop<H>> {
     let ram = &attempt.ram;
-    let anon = private::prepare_anon(attempt)?;
-    let copy = ram.allocate().ok_or(Stop::Fail(FaultError::OutOfMemory))?;
+    let copy = attempt.allocate(addr).ok_or(Stop::Fail(FaultError::OutOfMemory))?;
     // The pin keeps `frame` from being used anew, even if it leaves the cache.
     ram.copy(frame, copy);
-    let Some(taken) = slot.take(EMPTY) else {
+    let Some(taken) = slot.take(raw) else {
         ram.free(copy);
         return Err(Stop::Again);
     };
@@ -192,7 +222,7 @@ pub(super) fn map_batch<H: Host>(
         if slots.is_none_or(|slots| index >= slots.end()) {
             slots = object.slots(pin, index);
         }
-        if slots.and_then(|slots| slots.get(index)) == Some(frame) {
+        if slots.and_then(|slots| slots.get(index)) == Some(frame) && object.is_still_ready(frame) {
             taken.publish(H::Format::page(frame, flags));
             mapped += 1;
         }

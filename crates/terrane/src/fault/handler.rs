@@ -1,7 +1,8 @@
 //! What kind of fault it is, and the kinds that concern an entry that is there already.
 
 use super::block::{self, Above};
-use super::{Attempt, Stop, Translation, anon, file, private};
+use super::user::{FaultKind, Want};
+use super::{Attempt, Stop, Translation, anon, file, private, swap};
 use crate::addr::{AddrRange, Frame, PAGE_SIZE};
 use crate::error::FaultError;
 use crate::frame::FrameFlags;
@@ -10,7 +11,7 @@ use crate::mm::rss::PageKind;
 use crate::page_table::{Format, Pte, PteFlags, Slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
-use crate::vma::Access;
+use crate::vma::{Access, VmFlags};
 
 /// Steps 3 to 7 for the page at `addr`.
 #[inline]
@@ -32,10 +33,11 @@ pub(super) fn handle<H: Host>(
     };
     let raw = slot.load();
     match Pte::decode::<H::Format>(raw) {
-        Pte::Empty => match attempt.vma.object() {
-            None => anon::first_touch(attempt, addr, access, slot),
-            Some(object) => file::first_touch(attempt, addr, access, slot, object),
+        Pte::Empty | Pte::UserWp => match attempt.vma.object() {
+            None => anon::first_touch(attempt, addr, access, slot, raw),
+            Some(object) => file::first_touch(attempt, addr, access, slot, raw, object),
         },
+        Pte::Poison => Err(Stop::Fail(FaultError::Poisoned)),
         Pte::Page { frame, flags: allowed } => {
             if access == Access::Write && !allowed.contains(PteFlags::WRITE) {
                 return write_protected(attempt, addr, slot, raw, frame, allowed);
@@ -49,8 +51,9 @@ pub(super) fn handle<H: Host>(
         }
         Pte::Busy | Pte::Tombstone => Err(Stop::Again),
         Pte::NoAccess { .. } => Err(changing(attempt)),
+        Pte::Swap(payload) => swap::swapped(attempt, access, slot, raw, payload),
         Pte::Guard => Err(Stop::Fail(FaultError::Guard)),
-        Pte::Swap(_) | Pte::Migration(_) | Pte::Block { .. } => Err(Stop::GiveUp(Counter::SpfVmaNotsup)),
+        Pte::Migration(_) | Pte::Block { .. } => Err(Stop::GiveUp(Counter::SpfVmaNotsup)),
     }
 }
 
@@ -68,6 +71,9 @@ fn write_protected<H: Host>(
     frame: Frame,
     allowed: PteFlags,
 ) -> Result<Translation, Stop<H>> {
+    if allowed.contains(PteFlags::USER_WP) && attempt.seen.flags.contains(VmFlags::UFFD_WP) {
+        return Err(Want::stop(attempt, FaultKind::WriteProtected, Access::Write));
+    }
     let ram = &attempt.ram;
     let flags = private::writable_pte(attempt.seen.flags);
     if let (false, Some(object)) = (attempt.seen.flags.is_private(), attempt.vma.object()) {
@@ -97,7 +103,7 @@ fn write_protected<H: Host>(
         return Err(Stop::Again);
     }
     let anon = private::prepare_anon(attempt)?;
-    let copy = ram.allocate().ok_or(Stop::Fail(FaultError::OutOfMemory))?;
+    let copy = attempt.allocate(addr).ok_or(Stop::Fail(FaultError::OutOfMemory))?;
     let Some(taken) = slot.take(raw) else {
         ram.free(copy);
         return Err(Stop::Again);

@@ -42,6 +42,8 @@ mod handler;
 mod marks;
 mod populate;
 mod private;
+mod swap;
+pub mod user;
 
 pub use marks::may_vanish;
 pub(crate) use marks::{Marks, age_block, age_entry};
@@ -90,6 +92,14 @@ impl<H: Host> Attempt<'_, H> {
     }
 }
 
+impl<H: Host> Attempt<'_, H> {
+    /// A frame for a private page at `addr`, from where the policy of the VMA wants it.
+    #[inline]
+    pub(crate) fn allocate(&self, addr: u64) -> Option<Frame> {
+        self.mm.allocate_page(&self.ram, self.seen.flags, addr)
+    }
+}
+
 /// Why an attempt did not resolve its fault.
 pub(crate) enum Stop<H: Host> {
     /// Start over at once: another CPU was faster or owns the entry.
@@ -100,6 +110,10 @@ pub(crate) enum Stop<H: Host> {
     Read(Shared<Object<H>>, u64),
     /// The page is being read.
     Wait(Shared<Object<H>>, Frame),
+    /// The page is in this slot of the swap device, and the attempt has become a helper of the slot: not to be dropped.
+    SwapIn(u64),
+    /// It is for a handler of user faults: wait until that has resolved it.
+    User(user::Want),
     /// A block is wanted: make one and install it.
     Block,
     /// Start over, but first give back a use of an anon_vma: that may need its lock.
@@ -117,6 +131,9 @@ const PATIENCE: u32 = 64;
 
 /// Times that memory is looked for before a fault reports that there is none.
 const RECLAIM_TRIES: u32 = 3;
+
+/// Times that memory is found, and taken by others, before a fault counts them as failures.
+const FOUND_TRIES: u32 = 1000;
 
 /// Resolves a fault at `addr`; returns the translation of its page. Blocks where a page must be read; not while
 /// pinned.
@@ -174,6 +191,7 @@ pub(crate) struct Course<'a, H: Host> {
     tries: u32,
     rounds: u32,
     reclaims: u32,
+    found: u32,
     /// A block may still be asked for: once in the course of a fault.
     blocks: bool,
 }
@@ -191,6 +209,7 @@ impl<'a, H: Host> Course<'a, H> {
             tries: 0,
             rounds: 0,
             reclaims: 0,
+            found: 0,
             blocks: true,
         }
     }
@@ -297,11 +316,7 @@ impl<'a, H: Host> Course<'a, H> {
                 }
             }
             Stop::Read(object, index) => {
-                if !self.read_before {
-                    self.read_before = true;
-                    let pin = cpu.pin();
-                    machine.ram(&pin).event(Counter::PgMajFault, self.addr);
-                }
+                self.count_major(cpu);
                 let random = self.mm.fault_around <= PAGE_SIZE;
                 match object.read_in(cpu, index, !random) {
                     Ok(()) => {}
@@ -313,7 +328,9 @@ impl<'a, H: Host> Course<'a, H> {
             }
             // SAFETY: the count came from `try_use` and was installed nowhere; it keeps the node.
             Stop::GiveBack(anon) => unsafe { anon.as_ref().end_use(machine, &cpu.participant()) },
+            Stop::SwapIn(number) => self.swap_in(cpu, number)?,
             Stop::Block => self.map_block(cpu)?,
+            Stop::User(want) => user::wait(self.mm, cpu, self.addr, want)?,
             Stop::Wait(object, frame) => object.wait_for(cpu, frame),
             Stop::Fail(FaultError::OutOfMemory) => self.find_memory(cpu)?,
             Stop::Fail(error) => {
@@ -336,12 +353,40 @@ impl<'a, H: Host> Course<'a, H> {
         self.speculative = false;
     }
 
+    /// Counts a fault that waits for a file or a device, once.
+    fn count_major(&mut self, cpu: &Cpu<H>) {
+        if !core::mem::replace(&mut self.read_before, true) {
+            let pin = cpu.pin();
+            self.mm.machine.ram(&pin).event(Counter::PgMajFault, self.addr);
+        }
+    }
+
+    /// Looks for memory where the page may be.
+    fn look_for_memory(&self, cpu: &Cpu<H>) -> bool {
+        let nodes = {
+            let pin = cpu.pin();
+            // A hint: at worst, memory is looked for in the wrong place once.
+            let vma = self.mm.index.find(&pin, self.addr);
+            vma.and_then(|vma| self.mm.bound_to(vma.flags()))
+        };
+        match nodes {
+            Some(nodes) => cpu.find_memory_on(nodes),
+            None => cpu.find_memory(),
+        }
+    }
+
     fn find_memory(&mut self, cpu: &Cpu<H>) -> Result<(), FaultError> {
         self.reclaims += 1;
         if self.reclaims > RECLAIM_TRIES {
             return Err(FaultError::OutOfMemory);
         }
-        cpu.find_memory();
+        if self.look_for_memory(cpu) {
+            // Others may take what was found: that is no reason to give up, but for one that may go on for ever.
+            self.found += 1;
+            if self.found < FOUND_TRIES {
+                self.reclaims = 0;
+            }
+        }
         Ok(())
     }
 }

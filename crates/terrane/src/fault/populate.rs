@@ -14,7 +14,7 @@ use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::page_table::{Pte, PteFlags};
 use crate::stats::Counter;
-use crate::vma::Access;
+use crate::vma::{Access, VmFlags};
 
 /// Bytes that one leaf table maps.
 const TABLE_SPAN: u64 = PAGE_SIZE * TABLE_ENTRIES as u64;
@@ -51,7 +51,8 @@ pub(crate) fn populate<H: Host>(
 fn batch<H: Host>(attempt: &Attempt<'_, H>, start: u64, end: u64, access: Access) -> Result<u64, Stop<H>> {
     let end = end.min(attempt.seen.range.end);
     let flags = attempt.seen.flags;
-    if !flags.allows(access) {
+    // Device memory is filled in by faults only.
+    if !flags.allows(access) || flags.intersects(VmFlags::IO.union(VmFlags::PFNMAP)) {
         return Err(Stop::Fail(FaultError::NotAllowed));
     }
     let ram = &attempt.ram;
@@ -67,7 +68,8 @@ fn batch<H: Host>(attempt: &Attempt<'_, H>, start: u64, end: u64, access: Access
     let by_window = attempt
         .vma
         .object()
-        .filter(|object| access != Access::Write || file::writable_at_once(attempt, object));
+        .filter(|object| access != Access::Write || file::writable_at_once(attempt, object))
+        .filter(|_| !flags.intersects(file::NOT_AROUND));
     let mut at = start;
     let mut done = 0;
     let mut single = 0;
@@ -92,7 +94,9 @@ fn batch<H: Host>(attempt: &Attempt<'_, H>, start: u64, end: u64, access: Access
                 if let Err(stop) = handler::handle(attempt, at, access) {
                     // What was done stays done; the rest is met again as the first page of the next attempt.
                     ram.stats.add(ram.pin, Counter::PgPopulate, done);
-                    return if at > start { Ok(at) } else { Err(stop) };
+                    // But who holds something for the next attempt is to get there.
+                    let holds = matches!(stop, Stop::GiveBack(_) | Stop::SwapIn(_));
+                    return if at > start && !holds { Ok(at) } else { Err(stop) };
                 }
                 done += 1;
                 single += 1;

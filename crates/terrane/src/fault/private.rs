@@ -25,7 +25,9 @@ pub(super) fn own<H: Host>(attempt: &Attempt<'_, H>, frame: Frame, anon: &AnonVm
     let meta = attempt.ram.frames.meta(frame);
     meta.set_owner(anon.page_owner().cast_mut().cast());
     meta.set_index(addr >> PAGE_SHIFT);
-    meta.init_flags(FrameFlags::ANON);
+    // What may vanish does so also when it has been stored to.
+    let droppable = attempt.seen.flags.contains(VmFlags::DROPPABLE);
+    meta.init_flags(if droppable { FrameFlags::ANON.union(FrameFlags::DROPPABLE) } else { FrameFlags::ANON });
 }
 
 /// The anon_vma of the attempt's VMA, made if there is none: by compare-and-swap, without a lock.

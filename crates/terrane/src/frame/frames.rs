@@ -31,12 +31,14 @@
 use super::cache::{BATCH, Cache};
 use super::limbo::Limbo;
 use super::meta::{FrameFlags, FrameMeta};
+use super::nodes::Nodes;
 use super::pool::Pool;
 use super::zeroed::ZeroedArray;
 use super::{BLOCK_FRAMES, list::NO_FRAME};
 use crate::addr::Frame;
 use crate::error::OutOfMemory;
 use crate::host::FrameRange;
+use crate::sync::once::SetOnce;
 use crate::sync::{CpuId, Pin, SpinLock};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -59,8 +61,11 @@ pub(super) struct CpuFrames {
 pub struct Frames {
     range: FrameRange,
     metas: ZeroedArray<FrameMeta>,
+    /// Stands for every frame that is not the machine's: no flags, no references.
+    foreign: ZeroedArray<FrameMeta>,
     cpus: Box<[CachePadded<CpuFrames>]>,
     pool: CachePadded<SpinLock<Pool>>,
+    pub(super) nodes: SetOnce<Nodes>,
 }
 
 impl Frames {
@@ -87,8 +92,10 @@ impl Frames {
         Ok(Self {
             range,
             metas: ZeroedArray::try_new(range.count)?,
+            foreign: ZeroedArray::try_new(1)?,
             cpus: of_cpus.into_boxed_slice(),
             pool: CachePadded::new(SpinLock::new(Pool::try_new(range)?)),
+            nodes: SetOnce::new(),
         })
     }
 
@@ -124,11 +131,7 @@ impl Frames {
         if block.is_none() && self.free_frames() >= BLOCK_FRAMES {
             // Emptying the caches takes some microseconds; who asks for a block saves 511 faults, and asks once
             // for 2 MiB.
-            self.drain_cpu(pin);
-            self.for_each_idle(pin, |other| {
-                self.drain_cpu(other);
-                None::<()>
-            });
+            self.drain_all(pin);
             block = self.pool.lock().take_block();
         }
         let first = block?;
@@ -165,10 +168,12 @@ impl Frames {
         count
     }
 
-    /// The metadata of a frame of this machine.
+    /// The metadata of a frame of this machine; of device memory, which has none, those of a frame that is nothing. Not to be
+    /// written then.
     #[inline]
     pub fn meta(&self, frame: Frame) -> &FrameMeta {
-        &self.metas[frame.0.wrapping_sub(self.range.first.0) as usize]
+        let number = frame.0.wrapping_sub(self.range.first.0) as usize;
+        self.metas.get(number).unwrap_or_else(|| &self.foreign[0])
     }
 
     /// True when `frame` is one of this machine.
@@ -209,6 +214,24 @@ impl Frames {
         }
     }
 
+    /// Takes frames of `range` from the pool.
+    pub(super) fn take_within(&self, range: FrameRange, out: &mut [u32]) -> usize {
+        self.pool.lock().take_within(range, out)
+    }
+
+    /// Empties the caches of this CPU and of the idle ones into the pool.
+    pub(super) fn drain_all(&self, pin: &Pin<'_>) {
+        self.drain_cpu(pin);
+        self.for_each_idle(pin, |other| {
+            self.drain_cpu(other);
+            None::<()>
+        });
+    }
+
+    pub(super) fn cpu_count(&self) -> usize {
+        self.cpus.len()
+    }
+
     #[inline]
     pub(super) fn of(&self, cpu: CpuId) -> &CpuFrames {
         &self.cpus[cpu.index()]
@@ -228,7 +251,12 @@ impl Frames {
         let cache = &self.of(pin.cpu()).cache;
         let mut batch = [NO_FRAME; BATCH];
         let batch = &mut batch[..cache.batch()];
-        let mut count = self.pool.lock().take(batch);
+        // Near memory first.
+        let near = self.nodes.get().and_then(|nodes| nodes.range(nodes.of_cpu(pin.cpu())));
+        let mut count = near.map_or(0, |range| self.take_within(range, batch));
+        if count == 0 {
+            count = self.pool.lock().take(batch);
+        }
         if count == 0 {
             count = self.for_each_idle(pin, |other| match self.of(other.cpu()).cache.pop_oldest(batch) {
                 0 => None,

@@ -7,8 +7,8 @@
 //! | in the allocator | the allocator | 0 | nobody | nobody |
 //! | on a [`FrameList`](super::FrameList) or deferred | as they were | as they were | the list (its links) | the list |
 //! | just allocated | its holder, by plain stores | its holder | its holder | its holder |
-//! | mapped, anonymous | anybody who holds a reference, by read-modify-write | who adds or removes a holder | set before the frame is published; then only under the lock of the anon_vma | reclaim |
-//! | in a page cache | as above | as above | under the lock of the cache | reclaim |
+//! | mapped, anonymous | anybody who holds a reference, by read-modify-write | who adds or removes a holder | set before the frame is published; then only under the lock of the anon_vma | `swap`, under the lock of a slot |
+//! | in a page cache | anybody who owns the object, by read-modify-write | nobody | set before the slot of the cache is filled | nobody |
 //!
 //! `references` counts the holders: page-table entries that map the frame, and whoever else must be sure that it
 //! stays. Who takes it from 1 to 0 is the one that frees the frame. It stays 0 from then until the next allocation,
@@ -40,10 +40,8 @@ bitflags::bitflags! {
         const CACHE = 1 << 5;
         /// A page table.
         const TABLE = 1 << 6;
-        /// Accessed since reclaim last looked.
+        /// To be passed over once by reclaim: it has just been read back from swap.
         const REFERENCED = 1 << 7;
-        /// On reclaim's list of pages in use.
-        const ACTIVE = 1 << 8;
         /// Being written back to the file.
         const WRITEBACK = 1 << 9;
         /// Somebody waits for `LOCKED` or `WRITEBACK` to go.
@@ -52,8 +50,9 @@ bitflags::bitflags! {
         const BLOCK = 1 << 11;
         /// Not to be reclaimed: locked in memory.
         const UNEVICTABLE = 1 << 12;
-        /// On a list of reclaim.
-        const LISTED = 1 << 13;
+        /// With `CACHE`: for a moment the page stays in its object, and so the object stays: somebody who found the frame by
+        /// its number is becoming an owner of the object.
+        const HELD = 1 << 13;
         /// Lost to a hardware error.
         const POISONED = 1 << 14;
         /// Its program has said that it may be forgotten unless it is stored to again (`MADV_FREE`); see
@@ -141,7 +140,31 @@ impl FrameMeta {
     /// Changes the flags from exactly `current` to `new`, or returns false.
     #[inline]
     pub fn replace_flags(&self, current: FrameFlags, new: FrameFlags) -> bool {
-        self.flags.compare_exchange(current.bits(), new.bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.flags.compare_exchange(current.bits(), new.bits(), Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// The flags, for a caller that has just taken a page-table entry: the other half of Dekker's pattern with
+    /// [`replace_flags`](Self::replace_flags) and a sweep after it.
+    #[inline]
+    pub fn flags_while_owned(&self) -> FrameFlags {
+        FrameFlags::from_bits_retain(self.flags.load(Ordering::SeqCst))
+    }
+
+    /// Takes a page out of use as one of an object: it is not `UPTODATE` any more, and nobody finds the object by it. What kind it
+    /// was can still be told. Waits for
+    /// who [holds](FrameFlags::HELD) it, which takes nanoseconds. False, and nothing done, while the page is being read,
+    /// written or moved, unless it was out of use already.
+    pub fn dismiss(&self) -> bool {
+        loop {
+            let flags = self.flags();
+            if !flags.contains(FrameFlags::UPTODATE) {
+                return !flags.contains(FrameFlags::LOCKED);
+            }
+            if !flags.contains(FrameFlags::HELD) && self.replace_flags(flags, flags - FrameFlags::UPTODATE) {
+                return true;
+            }
+            crate::sync::atomic::spin_loop();
+        }
     }
 
     /// Takes [`FrameFlags::LOCKED`] if nobody has it.
@@ -244,13 +267,13 @@ impl FrameMeta {
         self.index.store(index, Ordering::Release);
     }
 
-    /// Eight bytes for the lists of reclaim; 0 after allocation.
+    /// Eight bytes for [`swap`](crate::swap): the slot that knows the page, and one; 0 after allocation.
     #[inline]
     pub fn spare(&self) -> u64 {
         self.spare.load(Ordering::Acquire)
     }
 
-    /// Sets the eight bytes for the lists of reclaim.
+    /// Sets the eight bytes for [`swap`](crate::swap).
     #[inline]
     pub fn set_spare(&self, value: u64) {
         self.spare.store(value, Ordering::Release);

@@ -5,6 +5,7 @@
 //! | [`meta`] | the 32 bytes that are known about each frame, and who may write them |
 //! | [`frames`] | the allocator: a cache for each CPU over a shared pool |
 //! | `pool` | the shared pool: a bit for each frame, in blocks of 2 MiB that form again |
+//! | [`nodes`] | which frames are near to which processors |
 //! | [`limbo`] | freeing later: when no CPU can still use a translation or a pointer |
 //! | [`list`] | a list of frames that needs no memory of its own |
 //! | [`ram`] | physical memory as a pinned CPU sees it: bytes, tables, zeroing, copying |
@@ -23,17 +24,19 @@ pub mod frames;
 pub mod limbo;
 pub mod list;
 pub mod meta;
+pub mod nodes;
 mod pool;
 pub mod ram;
 pub mod slab;
 #[cfg(test)]
 mod tests;
-mod zeroed;
+pub(crate) mod zeroed;
 
 pub use frames::Frames;
 pub use limbo::Grace;
 pub use list::FrameList;
 pub use meta::{FrameFlags, FrameMeta};
+pub use nodes::{MAX_NODES, Node, NodeMask};
 pub use ram::Ram;
 pub use slab::Slab;
 

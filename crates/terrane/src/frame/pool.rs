@@ -103,6 +103,45 @@ impl Pool {
         taken
     }
 
+    /// Takes up to `out.len()` frames of `range`, ascending, and returns how many. O(blocks of the range).
+    pub(super) fn take_within(&mut self, range: FrameRange, out: &mut [u32]) -> usize {
+        if range.count == 0 {
+            return 0;
+        }
+        let (first, last) = (range.first.0, range.first.0 + (range.count - 1) as u32);
+        let mut taken = 0;
+        for index in (first >> SHIFT) - self.first_block..=(last >> SHIFT) - self.first_block {
+            // Blocks that have never been used have no bits yet.
+            while self.frontier <= index && self.advance().is_some() {}
+            let base = (index + self.first_block) << SHIFT;
+            let Some(block) = self.blocks.get_mut(index as usize) else { break };
+            let before = taken;
+            for (number, word) in block.bits.iter_mut().enumerate() {
+                let start = base + number as u32 * 64;
+                // The bits of the frames that are in the range.
+                let low =
+                    if first > start { u64::MAX.checked_shl(first - start).unwrap_or(0) } else { u64::MAX };
+                let high = match (start + 63).checked_sub(last) {
+                    Some(beyond) => u64::MAX.checked_shr(beyond).unwrap_or(0),
+                    None => u64::MAX,
+                };
+                while *word & low & high != 0 && taken < out.len() {
+                    let bit = (*word & low & high).trailing_zeros();
+                    out[taken] = start + bit;
+                    *word &= !(1 << bit);
+                    taken += 1;
+                }
+            }
+            let left = block.free - (taken - before) as u32;
+            self.recount(index, left);
+            if taken == out.len() {
+                break;
+            }
+        }
+        self.free -= taken;
+        taken
+    }
+
     /// Gives frames back.
     pub(super) fn give(&mut self, frames: impl Iterator<Item = u32>) {
         for frame in frames {

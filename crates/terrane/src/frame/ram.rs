@@ -93,6 +93,13 @@ impl<'a, H: Host> Ram<'a, H> {
         Some(frame)
     }
 
+    /// Takes a frame of `node` and counts it; see [`Frames::allocate_on`].
+    pub fn allocate_on(&self, node: usize) -> Option<Frame> {
+        let frame = self.frames.allocate_on(self.pin, node)?;
+        self.count(Counter::PgAlloc);
+        Some(frame)
+    }
+
     /// Takes a frame and makes its bytes zero.
     #[inline]
     pub fn allocate_zeroed(&self) -> Option<Frame> {

@@ -14,13 +14,13 @@ const LINE: usize = 64;
 ///
 /// # Safety
 /// All-zero bytes are a valid value, dropping it does nothing, and its alignment is at most [`LINE`].
-pub(super) unsafe trait Zeroable {}
+pub(crate) unsafe trait Zeroable {}
 
 /// A boxed slice of zeros, aligned to a cache line.
 ///
 /// The alignment is made by hand: asked for more than 16 bytes of it, the allocators of `std` zero by writing, and
 /// the metadata of 16 GiB (128 MiB) would cost 50 ms at start instead of nothing.
-pub(super) struct ZeroedArray<T> {
+pub(crate) struct ZeroedArray<T> {
     base: NonNull<T>,
     len: usize,
     allocation: NonNull<u8>,
@@ -33,7 +33,7 @@ unsafe impl<T: Send> Send for ZeroedArray<T> {}
 unsafe impl<T: Sync> Sync for ZeroedArray<T> {}
 
 impl<T: Zeroable> ZeroedArray<T> {
-    pub(super) fn try_new(len: usize) -> Result<Self, OutOfMemory> {
+    pub(crate) fn try_new(len: usize) -> Result<Self, OutOfMemory> {
         let layout = Self::layout(len).ok_or(OutOfMemory)?;
         // SAFETY: the layout holds at least a cache line.
         let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory)?;

@@ -307,11 +307,11 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     /// As [`search`](Self::search); adds the number of leaves it looked into to `leaves`.
     pub fn search_counting(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
-        let request = request.clamped(self.top.limits.start, self.top.limits.end)?;
+        let mut request = request.clamped(self.top.limits.start, self.top.limits.end)?;
         if self.top.gaps {
-            self.search_hinted(pin, &request, leaves)
+            self.search_hinted(pin, &mut request, leaves)
         } else {
-            self.scan(pin, &request, leaves)
+            self.scan(pin, &mut request, leaves)
         }
     }
 
@@ -324,11 +324,12 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             Direction::TopDown => whole.clamped(0, from),
             Direction::BottomUp => whole.clamped(from, u64::MAX),
         };
-        rest.and_then(|rest| self.scan(pin, &rest, &mut 0)).or_else(|| self.scan(pin, &whole, &mut 0))
+        let scan = |mut request| self.scan(pin, &mut request, &mut 0);
+        rest.and_then(scan).or_else(|| scan(whole))
     }
 
     /// Looks at every entry on the way.
-    fn scan(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
+    fn scan(&self, pin: &Pin<'_>, request: &mut GapRequest, leaves: &mut usize) -> Option<u64> {
         if request.direction == Direction::BottomUp {
             let mut bottom = self.bottom_of(pin, request.low);
             let mut at = request.low;
@@ -371,9 +372,17 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         self.fit(pin, self.top.limits.start, top, entry, request)
     }
 
-    /// The best address in the gap `bottom..top` below `above`.
+    /// The best address in the gap `bottom..top` below `above`. As in Linux, a search downwards that would reach into the guard
+    /// gap of a stack goes on below all of that gap, whatever else is mapped in it: that lowers the request's `high`.
     #[inline]
-    fn fit(&self, _: &Pin<'_>, bottom: u64, top: u64, above: *mut T, request: &GapRequest) -> Option<u64> {
+    fn fit(
+        &self,
+        _: &Pin<'_>,
+        bottom: u64,
+        top: u64,
+        above: *mut T,
+        request: &mut GapRequest,
+    ) -> Option<u64> {
         let bottom = bottom.max(request.low);
         // By the key first: most entries lie close together, and their records need no look.
         if top.min(request.high).saturating_sub(bottom) < request.length {
@@ -381,10 +390,19 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         }
         // SAFETY: it was in place under the pin, so not yet freed (contract of `Entry`).
         let guard = unsafe { above.as_ref() }.map_or(0, T::guard_below);
-        request.place(bottom, top.saturating_sub(guard).min(request.high))
+        let addr = request.place(bottom, top.min(request.high))?;
+        let limit = top.saturating_sub(guard);
+        if addr + request.length <= limit {
+            return Some(addr);
+        }
+        if request.direction == Direction::BottomUp {
+            return None;
+        }
+        request.high = request.high.min(limit);
+        request.place(bottom, request.high)
     }
 
-    fn search_hinted(&self, pin: &Pin<'_>, request: &GapRequest, leaves: &mut usize) -> Option<u64> {
+    fn search_hinted(&self, pin: &Pin<'_>, request: &mut GapRequest, leaves: &mut usize) -> Option<u64> {
         let ahead = request.direction == Direction::BottomUp;
         let near = if ahead { request.low } else { request.high - 1 };
         let from_above = if ahead { None } else { self.seek_last_gap(pin, near, request.length) };
@@ -498,7 +516,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     /// Looks at the gaps that touch the span of one leaf, in the direction of the request.
     #[inline]
-    fn look(&self, pin: &Pin<'_>, leaf: &Leaf<T, N>, request: &GapRequest) -> Look {
+    fn look(&self, pin: &Pin<'_>, leaf: &Leaf<T, N>, request: &mut GapRequest) -> Look {
         let ahead = request.direction == Direction::BottomUp;
         let seen = leaf.read(Snapshot::of);
         if (ahead && seen.low >= request.high) || (!ahead && seen.high <= request.low) {

@@ -183,8 +183,10 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         if len == N || end > leaf.high() {
             return Alone::Unclear;
         }
-        // SAFETY (both): in place under the pin, so not yet freed (contract of `Entry`).
-        let entry_at = |rank: usize| unsafe { leaf.entry(rank).as_ref() };
+        let entry_at = |rank: usize| {
+            // SAFETY: in place under the pin, so not yet freed (contract of `Entry`).
+            unsafe { leaf.entry(rank).as_ref() }
+        };
         let below = match rank.checked_sub(1).map(|below| (below, leaf.end(below))) {
             Some((_, bottom)) if bottom > start => return Alone::Taken,
             Some((below, bottom)) => {

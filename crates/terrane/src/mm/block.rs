@@ -69,7 +69,8 @@ impl HugePages {
     /// True when memory with these attributes gets huge pages on first touch, and from the collapser.
     #[inline]
     pub fn allow(self, flags: VmFlags) -> bool {
-        !flags.contains(VmFlags::NOHUGEPAGE)
+        // A handler of user faults works page by page.
+        !flags.intersects(VmFlags::NOHUGEPAGE.union(VmFlags::UFFD_MODES))
             && match self {
                 HugePages::Never => false,
                 HugePages::Madvise => flags.contains(VmFlags::HUGEPAGE),

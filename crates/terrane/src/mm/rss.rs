@@ -21,7 +21,7 @@
 //! | first touch, copy, blocks (`fault`) | `Mm::count_page`, `count_pages` |
 //! | a copy in place of an object's page (`fault::handler`) | the copy, and `uncount_page` |
 //! | fault-around, populate (`fault::file`) | once a batch |
-//! | unmap, `DONTNEED`, `brk` (`space::sweep`), truncation (`rmap::write_back`) | a `Removed`, once a call |
+//! | unmap, `DONTNEED`, `brk` (`space::sweep`), truncation and holes (`rmap::write_back`, `rmap::punch`) | a `Removed`, once a call |
 //! | fork (`space::share`) | the child's pages, once a VMA |
 //! | collapse | the pages that were missing |
 //!
@@ -35,8 +35,8 @@
 //! Linux counts in the same way since 6.2 (a per-CPU counter for each kind), with batches that go to a shared word.
 
 use super::Mm;
-use crate::addr::PAGE_SHIFT;
-use crate::frame::FrameFlags;
+use crate::addr::{Frame, PAGE_SHIFT};
+use crate::frame::{FrameFlags, Ram};
 use crate::host::Host;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::{CpuId, Pin};
@@ -60,6 +60,13 @@ const KINDS: usize = 4;
 pub const PEAK_STEP: u64 = 64;
 
 impl PageKind {
+    /// The kind of `frame`, which an entry maps, or did until the caller took it; `None` for the page of zeros, and for a
+    /// device's memory.
+    #[inline]
+    pub(crate) fn of<H: Host>(ram: &Ram<'_, H>, frame: Frame) -> Option<Self> {
+        if ram.frames.contains(frame) { Self::from_flags(ram.frames.meta(frame).flags()) } else { None }
+    }
+
     /// The kind of page that a frame with these flags holds; `None` for the page of zeros, and for what is counted nowhere.
     #[inline]
     pub(crate) fn from_flags(flags: FrameFlags) -> Option<Self> {

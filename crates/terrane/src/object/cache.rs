@@ -27,11 +27,41 @@ const SLOTS: usize = 1 << BITS;
 const MAX_HEIGHT: u32 = 9;
 const HEIGHT_MASK: usize = 63;
 
-/// One page's place: 0, or the frame and a mark.
+/// One page's place: 0, or the frame and a mark, or the slot of the swap device and another mark.
 #[repr(transparent)]
 pub struct Slot(AtomicU64);
 
 const FILLED: u64 = 1 << 32;
+const SWAPPED: u64 = 1 << 33;
+
+/// What a slot says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// Nowhere.
+    None,
+    /// In memory.
+    Frame(Frame),
+    /// In a slot of the swap device.
+    Swap(u32),
+}
+
+impl Place {
+    fn of(word: u64) -> Self {
+        match word & (FILLED | SWAPPED) {
+            FILLED => Place::Frame(Frame(word as u32)),
+            SWAPPED => Place::Swap(word as u32),
+            _ => Place::None,
+        }
+    }
+
+    fn word(self) -> u64 {
+        match self {
+            Place::None => 0,
+            Place::Frame(frame) => FILLED | u64::from(frame.0),
+            Place::Swap(number) => SWAPPED | u64::from(number),
+        }
+    }
+}
 
 impl Slot {
     /// The frame in the slot. `SeqCst`, because a fault looks again while it owns a page-table entry.
@@ -41,18 +71,28 @@ impl Slot {
         (word & FILLED != 0).then_some(Frame(word as u32))
     }
 
-    /// Puts `frame` into the empty slot, or returns the frame that is there.
-    pub(super) fn fill(&self, frame: Frame) -> Result<(), Frame> {
-        match self.0.compare_exchange(0, FILLED | u64::from(frame.0), Ordering::SeqCst, Ordering::SeqCst) {
+    /// What the slot says.
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        Place::of(self.0.load(Ordering::SeqCst))
+    }
+
+    /// Puts `frame` into the empty slot, or returns what is there.
+    pub(super) fn fill(&self, frame: Frame) -> Result<(), Place> {
+        self.replace(Place::None, Place::Frame(frame))
+    }
+
+    /// Changes the slot from `current` to `new`, or returns what is there.
+    pub(super) fn replace(&self, current: Place, new: Place) -> Result<(), Place> {
+        match self.0.compare_exchange(current.word(), new.word(), Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Ok(()),
-            Err(word) => Err(Frame(word as u32)),
+            Err(word) => Err(Place::of(word)),
         }
     }
 
     /// Empties the slot; returns what was there.
-    pub(super) fn clear(&self) -> Option<Frame> {
-        let word = self.0.swap(0, Ordering::SeqCst);
-        (word & FILLED != 0).then_some(Frame(word as u32))
+    pub(super) fn clear(&self) -> Place {
+        Place::of(self.0.swap(0, Ordering::SeqCst))
     }
 }
 
@@ -121,6 +161,18 @@ impl PageCache {
         self.slots(pin, index)?.get(index)
     }
 
+    /// Where page `index` is.
+    #[inline]
+    pub(super) fn place(&self, pin: &Pin<'_>, index: u64) -> Place {
+        self.slot(pin, index).map_or(Place::None, Slot::place)
+    }
+
+    /// The slot of page `index`, if it was ever made.
+    #[inline]
+    pub(super) fn slot<'p>(&'p self, pin: &'p Pin<'_>, index: u64) -> Option<&'p Slot> {
+        self.slots(pin, index).map(|slots| &slots.slots[index as usize % SLOTS])
+    }
+
     /// The leaf that holds page `index`.
     #[inline]
     pub(super) fn slots<'p>(&'p self, _pin: &'p Pin<'_>, index: u64) -> Option<Slots<'p>> {
@@ -186,7 +238,7 @@ impl PageCache {
         Ok(unsafe { &(*node.cast::<[Slot; SLOTS]>())[index as usize % SLOTS] })
     }
 
-    /// Calls `visit` for each page in memory from page `first` on, ascending, until it returns false.
+    /// Calls `visit` for each page in memory or in swap from page `first` on, ascending, until it returns false.
     pub(super) fn for_each_until(&self, first: u64, mut visit: impl FnMut(u64, &Slot) -> bool) {
         let root = self.root.load(Ordering::Acquire);
         if height_of(root) > 0 {
@@ -214,7 +266,7 @@ unsafe fn walk(
         if height == 1 {
             // SAFETY: at height 1 the words are slots.
             let slot = unsafe { &(*node.cast::<[Slot; SLOTS]>())[child as usize] };
-            if slot.get().is_some() && !visit(start, slot) {
+            if slot.place() != Place::None && !visit(start, slot) {
                 return false;
             }
         } else {
@@ -282,7 +334,10 @@ mod tests {
         for (n, &index) in indexes.iter().enumerate() {
             assert_eq!(cache.get(&pin, index), None);
             cache.make_slot(&pin, index).unwrap().fill(Frame(n as u32)).unwrap();
-            assert_eq!(cache.make_slot(&pin, index).unwrap().fill(Frame(99)), Err(Frame(n as u32)));
+            assert_eq!(
+                cache.make_slot(&pin, index).unwrap().fill(Frame(99)),
+                Err(Place::Frame(Frame(n as u32)))
+            );
         }
         for (n, &index) in indexes.iter().enumerate() {
             assert_eq!(cache.get(&pin, index), Some(Frame(n as u32)));
@@ -293,7 +348,7 @@ mod tests {
             index < 1 << 40
         });
         assert_eq!(seen, &indexes[1..9]);
-        assert_eq!(cache.make_slot(&pin, 64).unwrap().clear(), Some(Frame(3)));
+        assert_eq!(cache.make_slot(&pin, 64).unwrap().clear(), Place::Frame(Frame(3)));
         assert_eq!(cache.get(&pin, 64), None);
     }
 }

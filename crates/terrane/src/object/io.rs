@@ -1,5 +1,6 @@
 //! Reading pages in and writing them back.
 
+use super::cache::Place;
 use super::{Object, Page, Source};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError, OutOfMemory};
@@ -42,11 +43,15 @@ impl<H: Host> Object<H> {
 
     fn read_one(&self, cpu: &Cpu<H>, index: u64) -> Result<(), FaultError> {
         let Source::File(file) = &self.source else {
-            let pin = cpu.pin();
-            return match self.page(&pin, index) {
-                Page::Absent => self.make_page(&pin, index).map(|_| ()).map_err(FaultError::from),
-                _ => Ok(()),
+            let page = {
+                let pin = cpu.pin();
+                let page = self.page(&pin, index);
+                if page == Page::Absent {
+                    self.make_page(&pin, index)?;
+                }
+                page
             };
+            return if page == Page::Swapped { self.swap_in(cpu, index) } else { Ok(()) };
         };
         let Some(frame) = self.begin_reading(cpu, index)? else { return Ok(()) };
         let len = self.len();
@@ -85,6 +90,10 @@ impl<H: Host> Object<H> {
         meta.set_index(index);
         meta.init_flags(FrameFlags::CACHE | FrameFlags::LOCKED);
         if slot.fill(frame).is_err() {
+            // Nobody has seen the frame here; but who waits for an earlier page in it may have left a mark.
+            if meta.swap_flags(FrameFlags::empty()).contains(FrameFlags::WAITERS) {
+                ram.host.wake_all(meta.flags_word());
+            }
             ram.free(frame);
             return Ok(None);
         }
@@ -103,7 +112,7 @@ impl<H: Host> Object<H> {
         let meta = ram.frames.meta(frame);
         if result.is_err() {
             // Out of the cache first: whoever waits looks again, finds nothing, and tries for itself.
-            if let Ok(slot) = self.pages.make_slot(&pin, index) {
+            if let Some(slot) = self.pages.slot(&pin, index) {
                 slot.clear();
             }
         } else {
@@ -138,6 +147,16 @@ impl<H: Host> Object<H> {
         }
     }
 
+    /// Writes the dirty pages among `pages` to the file for a program that waits for it, and says whether the file has failed
+    /// to take one, of these or of others, since the last such call: once, to whoever asks first. Blocks; not while pinned.
+    ///
+    /// # Errors
+    /// [`Error::Io`], [`Error::NoMemory`]; pages that were not written stay dirty, and the next call tries them again.
+    pub fn sync(&self, cpu: &Cpu<H>, pages: Range<u64>) -> Result<(), Error> {
+        let result = self.write_back_pages(cpu, pages);
+        if self.failed.swap(false, Ordering::AcqRel) { Err(Error::Io) } else { result }
+    }
+
     /// Copies page `index` aside and writes the copy to the file. The caller has taken the dirty mark away and
     /// made the mappings read-only; on failure the mark is set again.
     ///
@@ -147,11 +166,16 @@ impl<H: Host> Object<H> {
         let Source::File(file) = &self.source else { return Ok(()) };
         let offset = index << PAGE_SHIFT;
         let count = self.len().saturating_sub(offset).min(PAGE_SIZE) as usize;
-        let copy = {
+        let copy_aside = || {
             let pin = cpu.pin();
             let ram = self.machine().ram(&pin);
             ram.allocate().inspect(|&copy| ram.copy(frame, copy))
         };
+        let copy = copy_aside().or_else(|| {
+            // Only what waits to be freed: reclaim could come back here, and we hold the lock for writing.
+            cpu.quiesce();
+            copy_aside()
+        });
         let Some(copy) = copy else {
             self.mark_dirty(frame);
             return Err(Error::NoMemory);
@@ -169,6 +193,7 @@ impl<H: Host> Object<H> {
             }
             Err(IoError) => {
                 self.mark_dirty(frame);
+                self.failed.store(true, Ordering::Release);
                 ram.count(Counter::WriteBackError);
                 Err(Error::Io)
             }
@@ -214,7 +239,7 @@ impl<H: Host> Object<H> {
 impl<H: Host> Object<H> {
     /// Takes up to 256 of `pages` out of the cache and puts their frames on `list`; for the protocol in
     /// the head of [`object`](super). Returns where to go on, or `None` at the end.
-    pub(crate) fn take_out(&self, _pin: &Pin<'_>, pages: Range<u64>, list: &mut FrameList) -> Option<u64> {
+    pub(crate) fn take_out(&self, pin: &Pin<'_>, pages: Range<u64>, list: &mut FrameList) -> Option<u64> {
         let frames = self.machine().frames();
         let mut seen = 0;
         let mut behind = None;
@@ -228,10 +253,18 @@ impl<H: Host> Object<H> {
             }
             seen += 1;
             // A page that is being read is left to its reader, who looks at the length when it is done.
-            if slot.get().is_some_and(|frame| frames.meta(frame).flags().contains(FrameFlags::UPTODATE))
-                && let Some(frame) = slot.clear()
-            {
-                list.push(frames, frame);
+            match slot.place() {
+                // Who has put it there may be taking it out as well, because the object has become too short.
+                place @ Place::Frame(frame)
+                    if frames.meta(frame).dismiss() && slot.replace(place, Place::None).is_ok() =>
+                {
+                    list.push(frames, frame);
+                }
+                // By who reads it in at this moment, the slot is changed first: then it is left to that.
+                place @ Place::Swap(number) if slot.replace(place, Place::None).is_ok() => {
+                    self.machine().swap().release(&self.machine().ram(pin), number);
+                }
+                _ => {}
             }
             true
         });
@@ -268,7 +301,7 @@ impl<H: Host> Drop for Object<H> {
         // caches take the frames. Writing blocks, so the pages are walked outside of it first.
         let file = match &self.source {
             Source::File(file) => Some(file),
-            Source::Memory => None,
+            Source::Memory | Source::Device(_) => None,
         };
         let pages = self.pages();
         let len = self.len();
@@ -298,8 +331,14 @@ impl<H: Host> Drop for Object<H> {
                         behind = index;
                         return false;
                     }
-                    if let Some(frame) = slot.clear() {
-                        ram.free(frame);
+                    match slot.clear() {
+                        Place::Frame(frame) => {
+                            // Reclaim may be about to try to own the object, in vain.
+                            ram.meta(frame).dismiss();
+                            ram.free(frame);
+                        }
+                        Place::Swap(number) => machine.swap().release(&ram, number),
+                        Place::None => {}
                     }
                     freed += 1;
                     true

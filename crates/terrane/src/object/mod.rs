@@ -13,6 +13,18 @@
 //! entry looks at the slot once more before it publishes ([`Object::still_holds`]): Dekker's pattern again, as
 //! between the sequence counter and a sweep.
 //!
+//! Reclaim finds a page by its frame's number, and so must find the object without owning it: it *holds* the page for a moment
+//! ([`FrameFlags::HELD`]), by compare-and-swap from flags that only a page of an object has. Whoever takes a page out waits for that
+//! ([`FrameMeta::dismiss`](crate::frame::FrameMeta::dismiss)); the end of the object takes out all of its pages, so it stays meanwhile, and reclaim
+//! becomes one of its owners, unless there are none any more.
+//!
+//! # A page on its way out
+//!
+//! Reclaim first takes [`FrameFlags::UPTODATE`] away and sets [`FrameFlags::LOCKED`], as if the page were being read: faults wait for it.
+//! (A fault that had found it before looks once more when it owns the entry, at the slot and at this flag.) Then it removes the mappings, writes what must
+//! be written, empties the slot, or, for memory without a file, makes it name a slot of the swap device, and wakes who waits. If the page
+//! cannot be written it is given back as it was. All of this under the object's lock for write-back and truncation.
+//!
 //! # Reading
 //!
 //! A page that is being read stands in its slot with [`FrameFlags::LOCKED`] set. Whoever needs it waits on its
@@ -21,17 +33,18 @@
 mod cache;
 mod identity;
 mod io;
+mod out;
 
 pub use cache::Slots;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, OutOfMemory};
-use crate::frame::FrameFlags;
-use crate::host::{File, Host};
+use crate::frame::{FrameFlags, FrameList, Grace};
+use crate::host::{File, FrameRange, Host, Ticket};
 use crate::machine::Machine;
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, note_write};
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence, note_write};
 use crate::sync::{Pin, Shared};
-use cache::PageCache;
+use cache::{PageCache, Place};
 use core::cell::Cell;
 use core::ptr;
 
@@ -41,6 +54,17 @@ enum Source<F> {
     Memory,
     /// A file.
     File(F),
+    /// Device memory: these frames, which are not the machine's.
+    Device(FrameRange),
+}
+
+/// Why a page cannot be put into an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum InsertError {
+    /// There is one.
+    Exists,
+    /// The object has become too short for it.
+    BeyondEnd,
 }
 
 /// A sequence of pages that mappings show: a file or shared memory.
@@ -54,6 +78,8 @@ pub struct Object<H: Host> {
     mappings: lock_api::Mutex<H::Mutex, MappingList>,
     /// Held while dirty pages are written, or the object is cut short: by one at a time.
     io: lock_api::Mutex<H::Mutex, ()>,
+    /// A page could not be written, and nobody has been told yet.
+    failed: AtomicBool,
     number: u64,
     /// The machine's table knows a name for it.
     named: AtomicBool,
@@ -68,6 +94,8 @@ pub enum Page {
     Reading(Frame),
     /// Not in memory: [`Object::read_in`] brings it.
     Absent,
+    /// In swap: [`Object::read_in`] brings it.
+    Swapped,
     /// Beyond the end of the object.
     BeyondEnd,
 }
@@ -79,6 +107,23 @@ impl<H: Host> Object<H> {
     /// [`OutOfMemory`].
     pub fn shared_memory(machine: &Shared<Machine<H>>, len: u64) -> Result<Shared<Self>, OutOfMemory> {
         Self::try_new(machine, Source::Memory, len)
+    }
+
+    /// Device memory: `frames`, in order, which are nobody's to allocate, count or copy. Mappings of it are shared, and are
+    /// filled in by faults only.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when one of the frames is the machine's memory, or there are none or too many for their numbers;
+    /// [`Error::NoMemory`].
+    pub fn device(machine: &Shared<Machine<H>>, frames: FrameRange) -> Result<Shared<Self>, Error> {
+        let (first, memory) = (u64::from(frames.first.0), machine.frames().range());
+        let (own, count) = (u64::from(memory.first.0), frames.count as u64);
+        let numbers = first.checked_add(count).is_some_and(|end| end <= 1 << 32);
+        let apart = first >= own + memory.count as u64 || first.saturating_add(count) <= own;
+        if count == 0 || !numbers || !apart {
+            return Err(Error::Invalid);
+        }
+        Ok(Self::try_new(machine, Source::Device(frames), count << PAGE_SHIFT)?)
     }
 
     /// A file with its page cache. A file should have one object: two have caches of their own.
@@ -95,16 +140,20 @@ impl<H: Host> Object<H> {
         source: Source<H::File>,
         len: u64,
     ) -> Result<Shared<Self>, OutOfMemory> {
-        Shared::try_new(Self {
+        let object = Shared::try_new(Self {
             machine: machine.clone(),
             source,
             pages: PageCache::new(),
             len: AtomicU64::new(len),
             mappings: lock_api::Mutex::new(MappingList::new()),
             io: lock_api::Mutex::new(()),
+            failed: AtomicBool::new(false),
             number: machine.new_object_number(),
             named: AtomicBool::new(false),
-        })
+        })?;
+        // Its pages lead to it: see `of_page`.
+        Shared::expose(&object);
+        Ok(object)
     }
 
     /// The machine whose frames it uses.
@@ -135,10 +184,27 @@ impl<H: Host> Object<H> {
         matches!(self.source, Source::File(_))
     }
 
+    /// True for device memory.
+    #[inline]
+    pub fn is_device(&self) -> bool {
+        matches!(self.source, Source::Device(_))
+    }
+
+    /// The frame of page `index` of device memory.
+    #[cold]
+    fn device_frame(&self, index: u64) -> Option<Frame> {
+        match self.source {
+            Source::Device(frames) if index < frames.count as u64 => {
+                Some(Frame(frames.first.0 + index as u32))
+            }
+            _ => None,
+        }
+    }
+
     /// True when shared mappings may be writable.
     pub fn is_writable(&self) -> bool {
         match &self.source {
-            Source::Memory => true,
+            Source::Memory | Source::Device(_) => true,
             Source::File(file) => file.is_writable(),
         }
     }
@@ -146,8 +212,8 @@ impl<H: Host> Object<H> {
     /// Pages in memory. O(pages in memory).
     pub fn resident(&self) -> usize {
         let mut count = 0;
-        self.pages.for_each_until(0, |_, _| {
-            count += 1;
+        self.pages.for_each_until(0, |_, slot| {
+            count += usize::from(slot.get().is_some());
             true
         });
         count
@@ -159,9 +225,10 @@ impl<H: Host> Object<H> {
         if index >= self.pages() {
             return Page::BeyondEnd;
         }
-        match self.pages.get(pin, index) {
-            None => Page::Absent,
-            Some(frame) => self.state(frame),
+        match self.pages.place(pin, index) {
+            Place::None => self.device_frame(index).map_or(Page::Absent, Page::Ready),
+            Place::Frame(frame) => self.state(frame),
+            Place::Swap(_) => Page::Swapped,
         }
     }
 
@@ -183,18 +250,27 @@ impl<H: Host> Object<H> {
         self.machine.frames().meta(frame).flags().contains(FrameFlags::UPTODATE)
     }
 
-    /// True when page `index` is still `frame`. For a caller that has just taken a page-table entry with a
+    /// True when page `index` is still `frame`, and to be mapped. For a caller that has just taken a page-table entry with a
     /// `SeqCst` read-modify-write; see the head of the module.
     #[inline]
     pub fn still_holds(&self, pin: &Pin<'_>, index: u64, frame: Frame) -> bool {
-        self.pages.get(pin, index) == Some(frame)
+        self.pages.get(pin, index) == Some(frame) && self.is_still_ready(frame)
+            || self.device_frame(index) == Some(frame)
     }
 
-    /// A page of shared memory that does not exist yet: makes it, or finds what another made meanwhile.
+    /// True when `frame`, which a slot still holds, is to be mapped, and not on its way out. As
+    /// [`still_holds`](Self::still_holds).
+    #[inline]
+    pub fn is_still_ready(&self, frame: Frame) -> bool {
+        self.machine.frames().meta(frame).flags_while_owned().contains(FrameFlags::UPTODATE)
+    }
+
+    /// A page of shared memory that does not exist yet: makes it, or finds what another made meanwhile; `None` when that is
+    /// elsewhere by now.
     ///
     /// # Errors
     /// [`OutOfMemory`].
-    pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Frame, OutOfMemory> {
+    pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Option<Frame>, OutOfMemory> {
         debug_assert!(!self.is_file());
         let ram = self.machine.ram(pin);
         let slot = self.pages.make_slot(pin, index)?;
@@ -204,17 +280,75 @@ impl<H: Host> Object<H> {
         meta.set_index(index);
         meta.init_flags(FrameFlags::CACHE | FrameFlags::SHMEM | FrameFlags::UPTODATE);
         match slot.fill(frame) {
-            Ok(()) => Ok(frame),
+            Ok(()) => Ok(Some(frame)),
             Err(winner) => {
+                // Reclaim may have found the frame by its number, and be looking at its owner.
+                meta.dismiss();
                 ram.free(frame);
-                Ok(winner)
+                Ok(if let Place::Frame(winner) = winner { Some(winner) } else { None })
             }
         }
+    }
+
+    /// Makes room in the cache for page `index`, so that [`insert_page`](Self::insert_page) needs no memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub(crate) fn prepare_page(&self, pin: &Pin<'_>, index: u64) -> Result<(), OutOfMemory> {
+        self.pages.make_slot(pin, index).map(drop)
+    }
+
+    /// Makes `frame`, which is the caller's alone and holds the bytes, page `index` of this shared memory.
+    /// [`prepare_page`](Self::prepare_page) has been called. The frame is the cache's then, also with
+    /// [`InsertError::BeyondEnd`]; with [`InsertError::Exists`] it is still the caller's.
+    ///
+    /// # Errors
+    /// [`InsertError`].
+    pub(crate) fn insert_page(&self, pin: &Pin<'_>, index: u64, frame: Frame) -> Result<(), InsertError> {
+        debug_assert!(!self.is_file());
+        let ram = self.machine.ram(pin);
+        let Ok(slot) = self.pages.make_slot(pin, index) else { return Err(InsertError::Exists) };
+        let meta = ram.frames.meta(frame);
+        meta.set_owner(ptr::from_ref(self).cast_mut().cast());
+        meta.set_index(index);
+        meta.init_flags(FrameFlags::CACHE | FrameFlags::SHMEM | FrameFlags::UPTODATE);
+        if slot.fill(frame).is_err() {
+            // Reclaim may have found the frame by its number, and be looking at its owner.
+            meta.dismiss();
+            meta.init_flags(FrameFlags::empty());
+            return Err(InsertError::Exists);
+        }
+        // Whoever cuts the object short sets the length and then looks at the slots; we the other way round. Once it is in,
+        // the frame belongs to the cache: whoever takes it out frees it, and others may have seen it by then.
+        fence(Ordering::SeqCst);
+        if index < self.pages() {
+            return Ok(());
+        }
+        // Whoever cuts it short may be doing the same: it is of whose exchange succeeds.
+        let place = slot.place();
+        if let Place::Frame(frame) = place {
+            ram.frames.meta(frame).dismiss();
+        }
+        if slot.replace(place, Place::None).is_ok() {
+            match place {
+                Place::Frame(frame) => {
+                    let mut list = FrameList::new();
+                    list.push(ram.frames, frame);
+                    ram.defer(list, Grace { epoch: Some(pin.epoch().now()), ticket: Ticket::PASSED });
+                }
+                Place::Swap(number) => self.machine.swap().release(&ram, number),
+                Place::None => {}
+            }
+        }
+        Err(InsertError::BeyondEnd)
     }
 
     /// Says that page `index`, `frame`, is about to be written through a mapping.
     #[inline]
     pub fn mark_dirty(&self, frame: Frame) {
+        if self.is_device() {
+            return;
+        }
         let meta = self.machine.frames().meta(frame);
         // Looked at first: threads that write one page share no line until one of them must.
         if !meta.flags().contains(FrameFlags::DIRTY) {
@@ -229,6 +363,11 @@ impl<H: Host> Object<H> {
 
     pub(crate) fn lock_io(&self) -> lock_api::MutexGuard<'_, H::Mutex, ()> {
         self.io.lock()
+    }
+
+    /// The same, if nobody holds it.
+    pub(crate) fn try_lock_io(&self) -> Option<lock_api::MutexGuard<'_, H::Mutex, ()>> {
+        self.io.try_lock()
     }
 
     pub(crate) fn store_len(&self, len: u64) {
@@ -363,6 +502,7 @@ impl<H: Host> Object<H> {
         names.field("len", &self.len);
         names.field("mappings", &self.mappings);
         names.field("io", &self.io);
+        names.field("failed", &self.failed);
         names.field("pages", &self.pages);
     }
 }

@@ -15,6 +15,7 @@
 //! | 53 | PXN | always set: the kernel does not execute user pages |
 //! | 54 | UXN | instruction fetches are not allowed |
 //! | 55 | software | dirty |
+//! | 58 | software | protected by a handler of user faults |
 //!
 //! AArch64 has no dirty bit of its own. A page that may be written and is clean has DBM and AP\[2\] set; the first
 //! store clears AP\[2\], by the processor where it can (`FEAT_HAFDBS`, turned on in `TCR`), else by a permission
@@ -37,8 +38,9 @@ const DBM: u64 = 1 << 51;
 const PXN: u64 = 1 << 53;
 const UXN: u64 = 1 << 54;
 const DIRTY: u64 = 1 << 55;
+const USER_WP: u64 = 1 << 58;
 /// Every bit that a flag stands for.
-const FLAG_BITS: u64 = AP_READ_ONLY | AF | DBM | UXN | DIRTY;
+const FLAG_BITS: u64 = AP_READ_ONLY | AF | DBM | UXN | DIRTY | USER_WP;
 /// What all entries that map memory have in common.
 const MEMORY: u64 = VALID | AP_USER | SH_INNER | NG | PXN;
 
@@ -60,6 +62,9 @@ const fn bits(flags: PteFlags) -> u64 {
     }
     if flags.contains(PteFlags::DIRTY) {
         raw |= DIRTY;
+    }
+    if flags.contains(PteFlags::USER_WP) {
+        raw |= USER_WP;
     }
     if !flags.contains(PteFlags::EXEC) {
         raw |= UXN;
@@ -104,6 +109,7 @@ impl Format for Aarch64 {
         flags.set(PteFlags::EXEC, raw & UXN == 0);
         flags.set(PteFlags::ACCESSED, raw & AF != 0);
         flags.set(PteFlags::DIRTY, raw & DIRTY != 0 || raw & (DBM | AP_READ_ONLY) == DBM);
+        flags.set(PteFlags::USER_WP, raw & USER_WP != 0);
         flags
     }
 
@@ -126,7 +132,7 @@ mod tests {
         // Writable and clean: DBM with AP[2] still set.
         assert_eq!(Aarch64::page(frame, PteFlags::READ | PteFlags::WRITE), 0x68_0000_1234_5bc3);
         // Everything: AP[2] clear, AF, DBM, the software bit.
-        assert_eq!(Aarch64::page(frame, PteFlags::all()), 0xa8_0000_1234_5f43);
+        assert_eq!(Aarch64::page(frame, PteFlags::all()), 0x4a8_0000_1234_5f43);
         assert_eq!(Aarch64::block(Frame(0x200), PteFlags::READ), 0x60_0000_0020_0bc1);
         assert_eq!(Aarch64::table(frame), 0x1234_5003);
         assert!(!Aarch64::is_block(Aarch64::table(frame)));

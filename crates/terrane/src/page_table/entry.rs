@@ -182,6 +182,28 @@ impl Slot {
         }
     }
 
+    /// As [`clear`](Self::clear), but an entry that a handler of user faults has protected is left as [`Pte::UserWp`], and a guard stays: for shared
+    /// memory, where the protection outlasts the page. Returns what the entry was.
+    pub fn clear_but_mark<F: Format, H: Host>(&self, ram: &Ram<'_, H>) -> Raw {
+        loop {
+            let raw = self.wait_not_busy(ram);
+            if !pte::is_user_protected::<F>(raw) {
+                match raw {
+                    EMPTY | TOMBSTONE | GUARD => return EMPTY,
+                    _ if self.replace(raw, EMPTY).is_ok() => return raw,
+                    _ => continue,
+                }
+            }
+            let mark = Pte::UserWp.encode::<F>();
+            if raw == mark {
+                return EMPTY;
+            }
+            if self.replace(raw, mark).is_ok() {
+                return raw;
+            }
+        }
+    }
+
     /// As [`clear`](Self::clear), but leaves a guard, and returns [`EMPTY`] for it.
     #[inline]
     pub fn clear_but_guard<H: Host>(&self, ram: &Ram<'_, H>) -> Raw {

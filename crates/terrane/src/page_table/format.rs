@@ -20,6 +20,9 @@ bitflags::bitflags! {
         const ACCESSED = 1 << 3;
         /// The page has been written since this bit was last cleared.
         const DIRTY = 1 << 4;
+        /// Protected by a handler of user faults: a store is the handler's to allow. Without `WRITE` always; says nothing in
+        /// a mapping that is not registered for it. The processor does not look at it.
+        const USER_WP = 1 << 5;
     }
 }
 

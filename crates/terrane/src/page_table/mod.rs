@@ -27,7 +27,7 @@ pub mod x86_64;
 pub use aarch64::Aarch64;
 pub use entry::{Slot, Table, Taken};
 pub use format::{Format, PteFlags};
-pub use pte::{BUSY, EMPTY, GUARD, Pte, Raw, TOMBSTONE};
+pub use pte::{BUSY, EMPTY, GUARD, PAYLOAD_USER_WP, Pte, Raw, TOMBSTONE, swap_slot};
 pub use sweep::{Pair, Run};
 pub use table::{Level, PageTable, SlotError, Walk};
 pub use x86_64::X86_64;

@@ -11,7 +11,11 @@
 //! | 3 | swapped out | payload, inverted |
 //! | 4 | migration under way | payload, inverted |
 //! | 5 | guard: every access raises a signal | 0 |
-//! | 6 | a page, or in level 2 a block, that is mapped but allows no access | 4..=8 flags, 12..=43 frame, inverted |
+//! | 6 | a page, or in level 2 a block, that is mapped but allows no access | 4..=11 flags, 12..=43 frame, inverted |
+//! | 7 | nothing is there, but a mark of a handler of user faults | 1: write-protected, 2: poisoned |
+//!
+//! The highest bit of the payload of a page that is swapped out or under migration says that the page is protected by a handler of user faults
+//! ([`PAYLOAD_USER_WP`]).
 //!
 //! Payloads and frame numbers are kept inverted because some processors (the L1 Terminal Fault of Intel) load
 //! speculatively from the address in an entry even when bit 0 is clear. Inverted, small numbers become addresses
@@ -39,10 +43,23 @@ const MIGRATION: Raw = 4 << TAG_SHIFT;
 /// A guard; see [`Pte::Guard`].
 pub const GUARD: Raw = 5 << TAG_SHIFT;
 const NO_ACCESS: Raw = 6 << TAG_SHIFT;
+const USER: Raw = 7 << TAG_SHIFT;
+const USER_WP: Raw = USER | 1 << PAYLOAD_SHIFT;
+const POISON: Raw = USER | 2 << PAYLOAD_SHIFT;
 
 const PAYLOAD_SHIFT: u32 = 4;
 /// Bits of a swap or migration payload; more are cut off.
 pub const PAYLOAD_BITS: u32 = 64 - PAYLOAD_SHIFT;
+/// In the payload of [`Pte::Swap`] and [`Pte::Migration`]: the page had [`PteFlags::USER_WP`], and is to have it again. What
+/// the payload says besides must not need this bit.
+pub const PAYLOAD_USER_WP: u64 = 1 << (PAYLOAD_BITS - 1);
+
+/// The slot of the swap device that the payload of [`Pte::Swap`] names.
+#[inline]
+pub const fn swap_slot(payload: u64) -> u64 {
+    payload & !PAYLOAD_USER_WP
+}
+
 const NO_ACCESS_FLAGS_SHIFT: u32 = 4;
 const NO_ACCESS_FRAME_SHIFT: u32 = 12;
 
@@ -83,6 +100,11 @@ pub enum Pte {
     Migration(u64),
     /// A guard: every access raises a signal, nothing is mapped.
     Guard,
+    /// Nothing is there, and a store to what will be there is for a handler of user faults. In a mapping that is not
+    /// registered for that, the same as [`Empty`](Self::Empty); only that it has to be taken by its own value.
+    UserWp,
+    /// The page is lost: every access raises a bus error.
+    Poison,
 }
 
 impl Pte {
@@ -102,9 +124,17 @@ impl Pte {
                 frame: Frame((!raw >> NO_ACCESS_FRAME_SHIFT) as u32),
                 flags: PteFlags::from_bits_truncate((raw >> NO_ACCESS_FLAGS_SHIFT) as u8),
             },
-            // Tag 7 is never written; read as the entry that refuses everything.
+            USER if raw == USER_WP => Pte::UserWp,
+            USER if raw == POISON => Pte::Poison,
+            // Other words are never written; read as the entry that refuses everything.
             _ => Pte::Guard,
         }
+    }
+
+    /// True when nothing is there, whatever is to be remembered about what will be.
+    #[inline]
+    pub fn is_vacant(self) -> bool {
+        matches!(self, Pte::Empty | Pte::UserWp)
     }
 
     /// The meaning of an entry of level 2 that is not a table.
@@ -146,6 +176,8 @@ impl Pte {
             Pte::Swap(payload) => !payload << PAYLOAD_SHIFT | SWAP,
             Pte::Migration(payload) => !payload << PAYLOAD_SHIFT | MIGRATION,
             Pte::Guard => GUARD,
+            Pte::UserWp => USER_WP,
+            Pte::Poison => POISON,
         }
     }
 
@@ -163,6 +195,16 @@ impl Pte {
 #[inline]
 pub(super) fn is_table<F: Format>(raw: Raw) -> bool {
     raw & VALID != 0 && !F::is_block(raw)
+}
+
+/// True when a handler of user faults has protected what is there, or what will be.
+pub(super) fn is_user_protected<F: Format>(raw: Raw) -> bool {
+    match Pte::decode::<F>(raw) {
+        Pte::Page { flags, .. } | Pte::NoAccess { flags, .. } => flags.contains(PteFlags::USER_WP),
+        Pte::Swap(payload) => payload & PAYLOAD_USER_WP != 0,
+        Pte::UserWp => true,
+        _ => false,
+    }
 }
 
 /// `raw` without the flags in `mask`, if it is a page; else `raw`.
@@ -196,6 +238,8 @@ mod tests {
             Just(Pte::Busy),
             Just(Pte::Tombstone),
             Just(Pte::Guard),
+            Just(Pte::UserWp),
+            Just(Pte::Poison),
             (frame.clone(), flags()).prop_map(|(frame, flags)| Pte::Page { frame, flags }),
             (frame, 0..=PteFlags::all().bits())
                 .prop_map(|(frame, bits)| Pte::NoAccess { frame, flags: PteFlags::from_bits_truncate(bits) }),

@@ -149,6 +149,20 @@ impl<F: Format> PageTable<F> {
         });
     }
 
+    /// As [`zap`](Self::zap), but leaves [`Pte::UserWp`] where a handler of user faults has protected a page, or what will be there. For
+    /// objects' mappings: blocks are left alone.
+    pub fn zap_but_marks<'a, H: Host<Format = F>>(
+        &'a self,
+        ram: &Ram<'a, H>,
+        range: AddrRange,
+        gone: &mut (impl FnMut(u64, Pte) + ?Sized),
+    ) {
+        self.for_each_slot(ram, range, |addr, slot| {
+            report(addr, slot.clear_but_mark::<F, H>(ram), Pte::decode::<F>, gone);
+            ControlFlow::Continue(())
+        });
+    }
+
     /// Goes over the entries of `range` in `self` and, beside them, those of `child`, whose tables are made as needed.
     /// Runs in which the parent has nothing are left out, so the child gets no tables for them. For fork; the child
     /// must not be in use yet: write to it with [`Slot::fill`].

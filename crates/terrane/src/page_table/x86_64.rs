@@ -8,6 +8,7 @@
 //! | 5 | A, accessed | set by the processor, in tables too |
 //! | 6 | D, dirty | set by the processor |
 //! | 7 | PS, page size | in an upper entry: a block, not a table |
+//! | 10 | software | protected by a handler of user faults |
 //! | 12..=51 | | the frame; Terrane uses 32 bits of it |
 //! | 63 | XD, execute disable | instruction fetches are not allowed |
 //!
@@ -22,9 +23,10 @@ const US: u64 = 1 << 2;
 const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const PS: u64 = 1 << 7;
+const USER_WP: u64 = 1 << 10;
 const XD: u64 = 1 << 63;
 /// Every bit that a flag stands for.
-const FLAG_BITS: u64 = P | RW | US | A | D | XD;
+const FLAG_BITS: u64 = P | RW | US | A | D | USER_WP | XD;
 
 /// 4-level paging of x86-64. The host turns on `EFER.NXE`, without which bit 63 is reserved.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +43,9 @@ const fn bits(flags: PteFlags) -> u64 {
     }
     if flags.contains(PteFlags::DIRTY) {
         raw |= D;
+    }
+    if flags.contains(PteFlags::USER_WP) {
+        raw |= USER_WP;
     }
     if !flags.contains(PteFlags::EXEC) {
         raw |= XD;
@@ -89,6 +94,7 @@ impl Format for X86_64 {
         flags.set(PteFlags::EXEC, raw & XD == 0);
         flags.set(PteFlags::ACCESSED, raw & A != 0);
         flags.set(PteFlags::DIRTY, raw & D != 0);
+        flags.set(PteFlags::USER_WP, raw & USER_WP != 0);
         flags
     }
 
@@ -108,8 +114,8 @@ mod tests {
         assert_eq!(X86_64::page(frame, PteFlags::READ), 0x8000_0000_1234_5005);
         assert_eq!(X86_64::page(frame, PteFlags::READ | PteFlags::WRITE), 0x8000_0000_1234_5007);
         assert_eq!(X86_64::page(frame, PteFlags::READ | PteFlags::EXEC), 0x1234_5005);
-        assert_eq!(X86_64::page(frame, PteFlags::all()), 0x1234_5067);
-        assert_eq!(X86_64::block(Frame(0x200), PteFlags::all()), 0x20_00e7);
+        assert_eq!(X86_64::page(frame, PteFlags::all()), 0x1234_5467);
+        assert_eq!(X86_64::block(Frame(0x200), PteFlags::all()), 0x20_04e7);
         assert_eq!(X86_64::table(frame), 0x1234_5027);
         assert!(!X86_64::is_block(X86_64::table(frame)));
         assert!(X86_64::is_block(X86_64::block(Frame(0x200), PteFlags::READ)));
@@ -117,8 +123,8 @@ mod tests {
 
     #[test]
     fn other_bits_survive_a_change_of_flags() {
-        // PWT, PCD, G and the bits left to software.
-        let extra = 1 << 3 | 1 << 4 | 1 << 8 | 7 << 9 | 0x7ff << 52;
+        // PWT, PCD, G and the bits left to software, but for the one in use.
+        let extra = 1 << 3 | 1 << 4 | 1 << 8 | 5 << 9 | 0x7ff << 52;
         let raw = X86_64::page(Frame(u32::MAX), PteFlags::all()) | extra;
         let now = X86_64::with_flags(raw, PteFlags::READ);
         assert_eq!(now, X86_64::page(Frame(u32::MAX), PteFlags::READ) | extra);

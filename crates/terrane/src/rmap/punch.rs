@@ -11,11 +11,13 @@
 use super::walk::{for_each_entry, for_each_range_of_object};
 
 use crate::error::Error;
-use crate::frame::{FrameFlags, FrameList, Grace};
+use crate::frame::{FrameList, Grace};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
+use crate::mm::rss::{PageKind, Removed};
 use crate::object::{Object, Page};
-use crate::page_table::{EMPTY, Pte};
+use crate::page_table::{EMPTY, Pte, PteFlags};
+use crate::vma::VmFlags;
 use core::ops::Range;
 
 impl<H: Host> Object<H> {
@@ -62,23 +64,33 @@ impl<H: Host> Object<H> {
             return;
         }
         let mut last = Ticket::PASSED;
-        for_each_range_of_object(cpu, self, pages, |mm, _, range, _| {
+        for_each_range_of_object(cpu, self, pages, |mm, vma, range, _| {
+            // The protection by a handler of user faults outlasts the page.
+            let marks_stay = vma.flags().contains(VmFlags::UFFD_WP);
+            let mut removed = Removed::default();
             for_each_entry(mm, cpu, range, |ram, _, slot| {
                 let mut raw = slot.wait_not_busy(ram);
-                while let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } =
+                while let Pte::Page { frame, flags } | Pte::NoAccess { frame, flags } =
                     Pte::decode::<H::Format>(raw)
                 {
                     // The pin keeps the object's frames from being used anew, so the entry is what it seems.
-                    if ram.frames.meta(frame).flags().contains(FrameFlags::ANON) {
+                    let kind = PageKind::from_flags(ram.frames.meta(frame).flags());
+                    if kind == Some(PageKind::Anon) {
                         break;
                     }
-                    match slot.replace(raw, EMPTY) {
-                        Ok(()) => break,
+                    let stays = marks_stay && flags.contains(PteFlags::USER_WP);
+                    let left = if stays { Pte::UserWp.encode::<H::Format>() } else { EMPTY };
+                    match slot.replace(raw, left) {
+                        Ok(()) => {
+                            removed.add(kind, 1);
+                            break;
+                        }
                         Err(_) => raw = slot.wait_not_busy(ram),
                     }
                 }
             });
             let pin = cpu.pin();
+            mm.uncount(&pin, removed);
             let ticket = mm.shoot_down(&mm.ram(&pin), range);
             // They pass in order: the last one's ticket stands for all.
             if ticket != Ticket::PASSED {

@@ -12,7 +12,7 @@ use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::object::{MappingLink, Object};
 
-use crate::page_table::{BUSY, Level, Pte, Slot, Walk};
+use crate::page_table::{BUSY, Level, Pte, Slot, Walk, swap_slot};
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::vma::Vma;
@@ -20,7 +20,8 @@ use core::mem::offset_of;
 use core::ops::{ControlFlow, Range};
 
 /// Calls `visit` for each entry that maps `frame`, a private page, with its space, the address of the page and the entry: of
-/// the page, or of a block that it is part of (to change that for one page, divide it first). Blocks on the reverse-mapping lock;
+/// the page, or of a block that it is part of (to change that for one page, divide it first), or one that says `Swap` and leads
+/// to the page because it is in memory. Blocks on the reverse-mapping lock;
 /// not while pinned. O(spaces or mappings that may share the page).
 ///
 /// Returns false when the page had no owner (any more), and so could not be looked for.
@@ -29,6 +30,19 @@ pub fn for_each_mapping<H: Host>(
     frame: Frame,
     mut visit: impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Walk<'_>),
 ) -> bool {
+    loop {
+        if let Some(found) = try_each_mapping(cpu, frame, &mut visit) {
+            return found;
+        }
+    }
+}
+
+/// One attempt; `None` when the page was given another place (`UFFDIO_MOVE`) before its tree was locked.
+fn try_each_mapping<H: Host>(
+    cpu: &Cpu<H>,
+    frame: Frame,
+    visit: &mut impl FnMut(&Mm<H>, &Ram<'_, H>, u64, &Walk<'_>),
+) -> Option<bool> {
     let machine = cpu.machine();
     let (anon, owner) = {
         let pin = cpu.pin();
@@ -38,35 +52,37 @@ pub fn for_each_mapping<H: Host>(
         let owner = meta.owner();
         let mapped = meta.flags().contains(FrameFlags::ANON) && meta.references() > 0;
         if !mapped || owner.is_null() || meta.owner() != owner {
-            return false;
+            return Some(false);
         }
         // SAFETY: a private page that is mapped names an anon_vma in its tree, whose memory outlasts the pin.
         let anon = unsafe { &*owner.cast::<AnonVma<H>>().cast_const() };
         if !anon.visit() {
-            return false;
+            return Some(false);
         }
         machine.stats().count(&pin, Counter::RmapLock);
         (core::ptr::from_ref(anon), owner)
     };
     // SAFETY: visited: it stays until `leave`.
     let anon = unsafe { &*anon };
-    {
+    let steady = {
         let tree = anon.lock_tree();
         // Only now: a move may have changed it until here.
         let meta = machine.frames().meta(frame);
         let index = meta.index();
-        if meta.owner() == owner {
+        let steady = meta.owner() == owner;
+        if steady {
             tree.for_each_space(|space| {
                 // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.
                 let mm = unsafe { &*space.cast::<Mm<H>>() };
-                visit_entry(mm, cpu, index << PAGE_SHIFT, frame, &mut visit);
-                mm.relocations.for_each_place(index, |addr| visit_entry(mm, cpu, addr, frame, &mut visit));
+                visit_entry(mm, cpu, index << PAGE_SHIFT, frame, visit);
+                mm.relocations.for_each_place(index, |addr| visit_entry(mm, cpu, addr, frame, visit));
             });
         }
-    }
+        steady
+    };
     // SAFETY: ends the visit above.
     unsafe { anon.leave(&cpu.participant()) };
-    true
+    steady.then_some(true)
 }
 
 /// Calls `visit` for each entry that shows a page of `object` in `pages`. Blocks on the object's mapping lock; not
@@ -153,7 +169,11 @@ fn visit_entry<H: Host>(
             continue;
         }
         let mapped = match walk.level {
-            Level::PAGE => Pte::decode::<H::Format>(walk.raw).frame(),
+            Level::PAGE => match Pte::decode::<H::Format>(walk.raw) {
+                // Its page is in memory, if the frame says that this is its slot.
+                Pte::Swap(number) if ram.meta(frame).spare() == swap_slot(number) + 1 => Some(frame),
+                pte => pte.frame(),
+            },
             Level::BLOCK => Pte::block::<H::Format>(walk.raw)
                 .map(|(first, _)| Frame(first.0 + (addr >> PAGE_SHIFT) as u32 % TABLE_ENTRIES as u32)),
             _ => None,

@@ -30,9 +30,10 @@ use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::mm::rss::{PageKind, Removed};
 use crate::object::Object;
-use crate::page_table::{BUSY, Pte, PteFlags, Slot};
+use crate::page_table::{BUSY, Pte, PteFlags, Slot, swap_slot};
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
+use crate::vma::VmFlags;
 use core::ops::Range;
 
 impl<H: Host> Object<H> {
@@ -99,6 +100,9 @@ impl<H: Host> Object<H> {
     /// them is a bus error; the rest of the last page reads as zeros. The host changes the length of its file
     /// itself, after a cut and before a growth. Blocks; not while pinned.
     pub fn set_len(&self, cpu: &Cpu<H>, len: u64) {
+        if self.is_device() {
+            return; // it is as long as it is
+        }
         let _one_at_a_time = self.lock_io();
         let before = self.len();
         self.store_len(len);
@@ -126,19 +130,32 @@ impl<H: Host> Object<H> {
             next = behind;
         }
         let mut passing = Passing::default();
-        for_each_range_of_object(cpu, self, first..u64::MAX >> PAGE_SHIFT, |mm, _, range, _| {
+        for_each_range_of_object(cpu, self, first..u64::MAX >> PAGE_SHIFT, |mm, vma, range, _| {
+            // The protection by a handler of user faults outlasts the page.
+            let marks_stay = vma.flags().contains(VmFlags::UFFD_WP);
             let mut copies = FrameList::new();
             let mut removed = Removed::default();
             for_each_entry(mm, cpu, range, |ram, _, slot| {
-                if let Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } =
-                    Pte::decode::<H::Format>(slot.clear_but_guard(ram))
-                {
-                    let meta = ram.frames.meta(frame);
-                    let kind = PageKind::from_flags(meta.flags());
-                    removed.add(kind, 1);
-                    if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
-                        copies.push(ram.frames, frame);
+                let before = if marks_stay {
+                    slot.clear_but_mark::<H::Format, H>(ram)
+                } else {
+                    slot.clear_but_guard(ram)
+                };
+                match Pte::decode::<H::Format>(before) {
+                    Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
+                        let meta = ram.frames.meta(frame);
+                        let kind = PageKind::from_flags(meta.flags());
+                        removed.add(kind, 1);
+                        if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
+                            copies.push(ram.frames, frame);
+                        }
                     }
+                    Pte::Swap(number) => {
+                        removed.add(Some(PageKind::Swap), 1);
+                        // Shot down below in any case.
+                        mm.machine.swap().drop_entry(ram, swap_slot(number), &mut copies);
+                    }
+                    _ => {}
                 }
             });
             let pin = cpu.pin();

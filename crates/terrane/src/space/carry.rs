@@ -277,7 +277,8 @@ impl<'a, H: Host> Carrier<'a, H> {
                 }
             }
             let ticket = self.mm.shoot_down(&ram, part);
-            (new.keep(), old.keep());
+            new.keep();
+            old.keep();
             drop(pin);
             self.cpu.await_stores(ticket);
             let pin = self.cpu.pin();

@@ -108,6 +108,7 @@ pub(super) fn part_off<H: Host>(
     if let Anon::Some(anon) = vma.anon() {
         anon.use_again();
         record.install_anon(NonNull::from(anon));
+        record.set_kin(vma.kin());
     }
     if let Some(mappings) = mappings {
         // SAFETY: in no list yet; VMAs do not move.
@@ -256,7 +257,7 @@ impl<'a, H: Host> Change<'a, H> {
             self.cpu.pin()
         };
         self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
-        self.mm.count_locked(self.cpu.id(), flags, range.pages() as i64);
+        self.mm.account(self.cpu.id(), flags, range.pages() as i64);
         self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
     }
 
@@ -281,6 +282,7 @@ impl<'a, H: Host> Change<'a, H> {
             self.supplies.records[0] = Some(vma.cast());
             return false;
         }
+        self.mm.account(self.cpu.id(), flags, range.pages() as i64);
         self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
         true
     }
@@ -300,7 +302,7 @@ impl<'a, H: Host> Change<'a, H> {
         let grown = self.mm.index.extend_up(&mut self.supplies.nodes, &pin, range.start, range.end, |low| {
             let fits = fits(low);
             if fits {
-                self.mm.count_locked(self.cpu.id(), low.flags(), range.pages() as i64);
+                self.mm.account(self.cpu.id(), low.flags(), range.pages() as i64);
                 self.mm.note(self.cpu, &pin, low);
                 low.change(|low| low.set_end(range.end));
             }
@@ -339,7 +341,7 @@ impl<'a, H: Host> Change<'a, H> {
             self.mm.index.extend_down(&mut self.supplies.nodes, &pin, range.end, range.start, |high| {
                 let fits = fits(high);
                 if fits {
-                    self.mm.count_locked(self.cpu.id(), high.flags(), range.pages() as i64);
+                    self.mm.account(self.cpu.id(), high.flags(), range.pages() as i64);
                     self.mm.note(self.cpu, &pin, high);
                     high.change(|high| high.set_start(range.start));
                 }
@@ -439,7 +441,7 @@ impl<'a, H: Host> Change<'a, H> {
         self.committed();
         // SAFETY: taken out just now, and retired only below.
         let record = unsafe { vma.as_ref() };
-        self.mm.count_locked(self.cpu.id(), record.flags(), -(range.pages() as i64));
+        self.mm.account(self.cpu.id(), record.flags(), -(range.pages() as i64));
         // Memory that was never touched: nothing to sweep, and all under one pin.
         if record.object().is_none() && !self.has_tables(&pin, range) {
             let anon = record.close_anon();
@@ -567,7 +569,7 @@ impl<'a, H: Host> Change<'a, H> {
                     Gone::All(vma) | Gone::Piece(vma) => unsafe { vma.as_ref() }.range().pages(),
                 };
                 mm.count_unmapped(self.cpu.id(), pages);
-                mm.count_locked(self.cpu.id(), seen.flags, -(pages as i64));
+                mm.account(self.cpu.id(), seen.flags, -(pages as i64));
                 if is_hole {
                     mm.machine.stats().count(&pin, Counter::VmaSplit);
                 }
@@ -644,6 +646,11 @@ impl<'a, H: Host> Change<'a, H> {
     /// Changes the attributes in `range` to `new` of what they are. VMAs that reach beyond the range are divided;
     /// [`plan`](Self::plan) has reserved a record for each of the two.
     pub(super) fn set_flags(&mut self, range: AddrRange, new: impl Fn(VmFlags) -> VmFlags) {
+        self.set_flags_of(range, |_, flags| new(flags));
+    }
+
+    /// The same, where it depends on more of a VMA than its attributes.
+    pub(super) fn set_flags_of(&mut self, range: AddrRange, new: impl Fn(&Vma<H>, VmFlags) -> VmFlags) {
         let mut at = range.start;
         while at < range.end {
             let pin = self.cpu.pin();
@@ -652,7 +659,7 @@ impl<'a, H: Host> Change<'a, H> {
             let over =
                 |vma: AddrRange| usize::from(vma.start < range.start) + usize::from(vma.end > range.end);
             let room = over(seen.range);
-            if new(seen.flags) == seen.flags {
+            if new(vma, seen.flags) == seen.flags {
                 at = seen.range.end.min(range.end);
                 continue;
             }
@@ -675,7 +682,8 @@ impl<'a, H: Host> Change<'a, H> {
                 }
                 let seen = vma.snapshot();
                 let list = mappings.as_deref();
-                let flags = new(seen.flags);
+                let flags = new(vma, seen.flags);
+                mm.recount(cpu.id(), seen.flags, flags, all.intersection(range).pages() as i64);
                 if over(all) > 0 {
                     mm.note(cpu, &pin, vma);
                 }
@@ -742,7 +750,7 @@ impl<'a, H: Host> Change<'a, H> {
             let all = edit.range();
             let fits = all.end == gone.end && all.start < gone.start && vma.object().is_none();
             if fits {
-                self.mm.count_locked(self.cpu.id(), vma.flags(), -(gone.pages() as i64));
+                self.mm.account(self.cpu.id(), vma.flags(), -(gone.pages() as i64));
                 self.mm.note(self.cpu, &pin, vma);
                 vma.change(|vma| vma.set_end(gone.start));
                 edit.set_end(gone.start);

@@ -435,7 +435,9 @@ fn for_blocks<H: Host>(mm: &Mm<H>, vma: &Vma<H>, seen: &Snapshot, terms: Terms) 
     let allowed = if terms.background {
         mm.huge_pages.allow(seen.flags)
     } else {
-        !seen.flags.contains(VmFlags::NOHUGEPAGE)
+        !seen.flags.intersects(VmFlags::NOHUGEPAGE.union(VmFlags::UFFD_MODES))
     };
-    allowed && vma.object().is_none() && seen.flags.allows(Access::Read)
+    let stays = !seen.flags.contains(VmFlags::DROPPABLE);
+    let stays = stays && mm.is_placed_by_default(seen.flags);
+    allowed && stays && vma.object().is_none() && seen.flags.allows(Access::Read)
 }

@@ -47,6 +47,10 @@ pub struct SpaceConfig {
     pub map_limit: Option<usize>,
     /// Bytes mapped at most (`RLIMIT_AS`); default none.
     pub address_limit: Option<u64>,
+    /// Bytes to which a stack may grow (`RLIMIT_STACK`); default none.
+    pub stack_limit: Option<u64>,
+    /// Bytes of private memory that may be stored to at most (`RLIMIT_DATA`); default none.
+    pub data_limit: Option<u64>,
     /// Bytes locked in memory at most (`RLIMIT_MEMLOCK`); at 0, nothing may be locked. Default none.
     pub memlock_limit: Option<u64>,
     /// Keeps gap sizes in the index. Default true; false only to measure what they cost.
@@ -72,6 +76,8 @@ impl Default for SpaceConfig {
             colour_mask: 0,
             map_limit: None,
             address_limit: None,
+            stack_limit: None,
+            data_limit: None,
             memlock_limit: None,
             gaps: true,
             linear_search: false,

@@ -23,11 +23,13 @@ use crate::addr::{AddrRange, Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
 use crate::frame::{FrameFlags, Ram};
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::rss::PageKind;
 use crate::mm::{Mm, block_around};
 use crate::object::Object;
 use crate::page_table::{Level, Pte, PteFlags, Slot};
 use crate::rmap::walk::{for_each_entry, for_each_range_of_object};
 use crate::sync::Shared;
+use crate::vma::VmFlags;
 use core::ops::{AddAssign, ControlFlow};
 
 /// Fractions of a byte in a proportional share: 12 bits, as in Linux, so that sums over spaces add up.
@@ -141,7 +143,7 @@ impl Sharers {
 }
 
 fn is_of_object<H: Host>(ram: &Ram<'_, H>, frame: Frame) -> bool {
-    ram.frames.meta(frame).flags().contains(FrameFlags::CACHE)
+    ram.frames.contains(frame) && ram.frames.meta(frame).flags().contains(FrameFlags::CACHE)
 }
 
 /// One page that is mapped.
@@ -156,37 +158,24 @@ struct Found {
 struct Census<'a, H: Host> {
     mm: &'a Mm<H>,
     locked: bool,
-    /// The object is a file, not shared memory.
-    file: bool,
     sum: Footprint,
 }
 
 impl<H: Host> Census<'_, H> {
     fn add(&mut self, ram: &Ram<'_, H>, page: Found, sharers_of_object: u32) {
-        if page.frame == self.mm.machine.zero_frame() {
-            return;
-        }
+        // Not counted: the page of zeros, and a device's memory.
+        let Some(kind) = PageKind::of(ram, page.frame) else { return };
         let meta = ram.frames.meta(page.frame);
-        let state = meta.flags();
-        let anon = state.contains(FrameFlags::ANON);
-        if !anon && !state.contains(FrameFlags::CACHE) {
-            return; // No memory of the machine's: a device's.
-        }
+        let (state, anon) = (meta.flags(), kind == PageKind::Anon);
         let sharers = u64::from(if anon { meta.references() } else { sharers_of_object });
         let share = Share::of_page(sharers);
         let sum = &mut self.sum;
         sum.resident += PAGE_SIZE;
         sum.share += share;
-        match (anon, self.file) {
-            (true, _) => {
-                sum.anonymous += PAGE_SIZE;
-                sum.share_anon += share;
-                if page.huge {
-                    sum.huge += PAGE_SIZE;
-                }
-            }
-            (false, true) => sum.share_file += share,
-            (false, false) => sum.share_shmem += share,
+        match kind {
+            PageKind::File => sum.share_file += share,
+            PageKind::Shmem => sum.share_shmem += share,
+            PageKind::Anon | PageKind::Swap => sum.share_anon += share,
         }
         if self.locked {
             sum.share_locked += share;
@@ -195,6 +184,11 @@ impl<H: Host> Census<'_, H> {
             sum.referenced += PAGE_SIZE;
         }
         let dirty = page.flags.contains(PteFlags::DIRTY) || state.contains(FrameFlags::DIRTY);
+        if anon {
+            sum.anonymous += PAGE_SIZE;
+            sum.huge += if page.huge { PAGE_SIZE } else { 0 };
+            sum.lazy_free += if state.contains(FrameFlags::LAZYFREE) && !dirty { PAGE_SIZE } else { 0 };
+        }
         if dirty {
             sum.share_dirty += share;
         }
@@ -247,12 +241,8 @@ impl<H: Host> AddressSpace<H> {
         let object = self.object_at(cpu, mapping);
         // A second look at who maps it is not worth a lock: the sums are of no single moment.
         let shared = object.filter(|object| object.lock_mappings().len() > 1);
-        let mut census = Census {
-            mm,
-            locked: mapping.flags.bits() & LOCKED != 0,
-            file: mapping.backing == super::Backing::File,
-            sum: Footprint::default(),
-        };
+        let mut census =
+            Census { mm, locked: mapping.flags.contains(VmFlags::LOCKED), sum: Footprint::default() };
         let mut sharers = Sharers::NONE;
         let mut at = mapping.range.start;
         while let Some(span) = self.next_span(cpu, AddrRange::new(at, mapping.range.end)) {
@@ -292,6 +282,3 @@ impl<H: Host> AddressSpace<H> {
         vma.object().filter(|object| object.number() == mapping.object).cloned()
     }
 }
-
-/// `VM_LOCKED`.
-const LOCKED: u64 = 0x2000;

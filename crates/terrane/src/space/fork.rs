@@ -43,7 +43,7 @@ impl<H: Host> AddressSpace<H> {
     }
 
     fn try_fork(&self, cpu: &Cpu<H>) -> Result<Self, OutOfMemory> {
-        let child = Self::try_new(cpu, *self.config()).map_err(|_| OutOfMemory)?;
+        let child = Self::try_new(cpu, self.config_now()).map_err(|_| OutOfMemory)?;
         let result = self.copy_into(cpu, &child);
         if result.is_err() {
             child.destroy(cpu);
@@ -59,7 +59,11 @@ impl<H: Host> AddressSpace<H> {
         all.committed();
         let mut copy = Change::begin(child.mm(), cpu, self.config().range);
         child.mm().heap.set(self.mm().heap.range());
+        child.mm().policies.copy_from(&self.mm().policies);
         child.mm().layout.set(self.mm().layout.get());
+        if self.mm().may_be_sealed() {
+            child.mm().expect_seals();
+        }
         if self.mm().may_have_blocks() {
             child.mm().expect_blocks();
         }
@@ -68,7 +72,7 @@ impl<H: Host> AddressSpace<H> {
         }
         // Before a page is shared: a walk looks for it in the child, too.
         child.mm().relocations.copy_from(&self.mm().relocations)?;
-        let mut protected = false;
+        let (mut protected, mut kin) = (false, 0);
         self.mm().forking.store(true, Ordering::SeqCst);
         let mut next = 0;
         let mut result = Ok(());
@@ -84,7 +88,8 @@ impl<H: Host> AddressSpace<H> {
             if vma.flags().contains(VmFlags::DONTCOPY) {
                 continue;
             }
-            result = self.copy_vma(cpu, &mut copy, child, vma, &mut protected);
+            kin += 1;
+            result = self.copy_vma(cpu, &mut copy, child, (vma, kin), &mut protected);
             if result.is_err() {
                 break;
             }
@@ -108,11 +113,12 @@ impl<H: Host> AddressSpace<H> {
         cpu: &Cpu<H>,
         copy: &mut Change<'_, H>,
         child: &Self,
-        vma: &Vma<H>,
+        (vma, kin): (&Vma<H>, u32),
         protected: &mut bool,
     ) -> Result<(), OutOfMemory> {
         copy.plan(&cpu.pin(), 1)?;
         let seen = vma.snapshot();
+        child.check_commit(seen.flags, seen.range.pages()).map_err(|_| OutOfMemory)?;
         // From here on no fault sets the anon_vma or maps a page: one that did would be missed.
         vma.seq.write_begin();
         let result = (|| {
@@ -123,14 +129,15 @@ impl<H: Host> AddressSpace<H> {
                 }
                 None => None,
             };
-            // Nothing is locked in a child.
-            let flags = seen.flags.difference(VmFlags::LOCKED_MASK);
+            // Nothing is locked in a child, and its faults are nobody's.
+            let flags = seen.flags.difference(VmFlags::LOCKED_MASK.union(VmFlags::UFFD));
             copy.insert(cpu.pin(), seen.range, flags, seen.pgoff, vma.object().cloned());
             let Some(anon) = anon else { return Ok(()) };
             {
                 let pin = cpu.pin();
                 if let Some(made) = child.mm().index.find(&pin, seen.range.start) {
                     made.install_anon(anon);
+                    made.set_kin(kin);
                 }
             }
             // Private copies of a file's pages vanish when the file is cut short, whatever range is held: that

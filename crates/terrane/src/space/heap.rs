@@ -3,10 +3,10 @@
 //! The break is kept in bytes, the VMA in pages. Growing moves the end of the heap's VMA, or makes it; shrinking moves
 //! it back. Neither takes a reverse-mapping lock.
 
-use super::AddressSpace;
 use super::change::Change;
 use super::map::MapRequest;
 use super::sweep::Sweep;
+use super::{AddressSpace, Limit};
 use crate::addr::{AddrRange, PAGE_SHIFT, page_ceil, page_floor};
 use crate::error::Error;
 use crate::host::Host;
@@ -80,13 +80,19 @@ impl<H: Host> AddressSpace<H> {
         if next.is_some_and(|vma| vma.start().saturating_sub(vma.guard_below()) < grown.end) {
             return Err(Error::NoMemory);
         }
-        self.check_limits(&change, &pin, grown)?;
         let future = self.mm().future_flags();
-        self.check_memlock(future, grown.pages())?;
-        change.plan(&pin, 1)?;
         let flags = (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC)
             .with_prot(Prot::READ | Prot::WRITE)
+            | VmFlags::ACCOUNT
             | future;
+        // As in Linux: the heap by itself, too.
+        if self.limit(Limit::Data).is_some_and(|limit| heap.len() > limit) {
+            return Err(Error::NoMemory);
+        }
+        self.check_limits(&change, &pin, grown, flags)?;
+        self.check_memlock(future, grown.pages())?;
+        self.check_commit(flags, grown.pages())?;
+        change.plan(&pin, 1)?;
         let lock = self.config().rmap_lock_on_end_move;
         change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock, None);
         self.mm().note_heap(cpu);
@@ -100,6 +106,7 @@ impl<H: Host> AddressSpace<H> {
             change.hold_limits();
         }
         change.plan_splits()?;
+        change.check_seals(&cpu.pin(), gone)?;
         if change.cut_top(gone, self.config().rmap_lock_on_end_move) {
             self.mm().note_heap(cpu);
             self.mm().heap.set(heap);

@@ -9,8 +9,8 @@
 //! they are made, removed and change their attributes. It is in shards, for calls side by side; in a space with a limit, calls
 //! that change it hold the lock of the limits from the look to the change.
 
-use super::AddressSpace;
 use super::change::Change;
+use super::{AddressSpace, Limit};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_floor};
 use crate::error::{Error, FaultError};
 use crate::fault;
@@ -21,14 +21,27 @@ use crate::sync::CpuId;
 use crate::sync::atomic::Ordering;
 use crate::vma::{Access, VmFlags};
 
-/// `MLOCK_ONFAULT`, for [`mlock2`](AddressSpace::mlock2).
-pub const MLOCK_ONFAULT: u32 = 1;
-/// `MCL_CURRENT`, for [`mlockall`](AddressSpace::mlockall): what is mapped now.
-pub const MCL_CURRENT: u32 = 1;
-/// `MCL_FUTURE`: what is mapped later.
-pub const MCL_FUTURE: u32 = 2;
-/// `MCL_ONFAULT`: with one of the others.
-pub const MCL_ONFAULT: u32 = 4;
+bitflags::bitflags! {
+    /// How to lock ([`mlock2`](AddressSpace::mlock2), `MLOCK_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct LockFlags: u32 {
+        /// Pages are locked as they are touched.
+        const ONFAULT = 1;
+    }
+}
+
+bitflags::bitflags! {
+    /// What to lock ([`mlockall`](AddressSpace::mlockall), `MCL_…`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+    pub struct LockAllFlags: u32 {
+        /// What is mapped now.
+        const CURRENT = 1;
+        /// What is mapped later.
+        const FUTURE = 2;
+        /// With one of the others: pages as they are touched.
+        const ONFAULT = 4;
+    }
+}
 
 impl<H: Host> Mm<H> {
     /// Counts `pages` pages of a mapping with `flags` that has come or gone, if it is locked. By the CPU that acts.
@@ -61,15 +74,13 @@ impl<H: Host> AddressSpace<H> {
         self.lock_range(cpu, addr, len, VmFlags::LOCKED)
     }
 
-    /// [`mlock`](Self::mlock); with [`MLOCK_ONFAULT`] in `flags`, pages are locked as they are touched.
+    /// [`mlock`](Self::mlock); `flags` are bits of [`LockFlags`].
     ///
     /// # Errors
     /// As [`mlock`](Self::mlock); [`Error::Invalid`] for other flags, whatever the rest.
     pub fn mlock2(&self, cpu: &Cpu<H>, addr: u64, len: u64, flags: u32) -> Result<(), Error> {
-        if flags & !MLOCK_ONFAULT != 0 {
-            return Err(Error::Invalid);
-        }
-        self.lock_range(cpu, addr, len, lock_flags(flags == MLOCK_ONFAULT))
+        let flags = LockFlags::from_bits(flags).ok_or(Error::Invalid)?;
+        self.lock_range(cpu, addr, len, lock_flags(flags.contains(LockFlags::ONFAULT)))
     }
 
     /// Undoes [`mlock`](Self::mlock) for the pages that `len` bytes at `addr` touch.
@@ -89,28 +100,28 @@ impl<H: Host> AddressSpace<H> {
         result
     }
 
-    /// Locks all that is mapped ([`MCL_CURRENT`]), all that will be mapped ([`MCL_FUTURE`]), or both; with [`MCL_ONFAULT`] page by page
-    /// as they are touched. What an earlier call said about the future is forgotten. Pages that cannot be filled in are left to
+    /// Locks all that is mapped, all that will be mapped, or both, as `flags` say, which are bits of [`LockAllFlags`]. What an earlier call said about the future is forgotten. Pages that cannot be filled in are left to
     /// faults.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for other flags, or `MCL_ONFAULT` alone; [`Error::NotPermitted`] where nothing may be locked;
+    /// [`Error::Invalid`] for other flags, or [`LockAllFlags::ONFAULT`] alone; [`Error::NotPermitted`] where nothing may be locked;
     /// [`Error::NoMemory`] when more is mapped than may be locked.
     pub fn mlockall(&self, cpu: &Cpu<H>, flags: u32) -> Result<(), Error> {
-        let known = MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT;
-        if flags & !known != 0 || flags & (MCL_CURRENT | MCL_FUTURE) == 0 {
+        let flags = LockAllFlags::from_bits(flags).ok_or(Error::Invalid)?;
+        if !flags.intersects(LockAllFlags::CURRENT | LockAllFlags::FUTURE) {
             return Err(Error::Invalid);
         }
         self.may_lock()?;
         let all = self.config().range;
-        let (current, new) = (flags & MCL_CURRENT != 0, lock_flags(flags & MCL_ONFAULT != 0));
+        let (current, new) =
+            (flags.contains(LockAllFlags::CURRENT), lock_flags(flags.contains(LockAllFlags::ONFAULT)));
         {
             let mut change = self.begin_locking(cpu, all);
             let fits = |limit: u64| self.mm().mapped.sum() as u64 <= limit >> PAGE_SHIFT;
             if current && !self.memlock_limit().is_none_or(fits) {
                 return Err(Error::NoMemory);
             }
-            let future = if flags & MCL_FUTURE != 0 { new } else { VmFlags::empty() };
+            let future = if flags.contains(LockAllFlags::FUTURE) { new } else { VmFlags::empty() };
             self.mm().future.store(future.bits(), Ordering::Relaxed);
             if current {
                 self.set_all_locked(&mut change, all, new);
@@ -140,7 +151,7 @@ impl<H: Host> AddressSpace<H> {
 
     /// Bytes that may be locked; `None` for any.
     fn memlock_limit(&self) -> Option<u64> {
-        self.config().memlock_limit
+        self.limit(Limit::Locked)
     }
 
     /// True when locked memory is limited, so that calls that lock some must not run side by side.

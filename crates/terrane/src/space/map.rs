@@ -1,11 +1,12 @@
 //! Mapping and unmapping.
 
+use super::accounts::is_accountable;
 use super::change::Change;
 use super::place::{Beside, Claim, Fits};
-use super::{AddressSpace, page_range};
+use super::{AddressSpace, Limit, page_range};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
-use crate::fault;
+use crate::fault::{self, user::events::Unmapping};
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
@@ -51,6 +52,12 @@ impl<H: Host> MapRequest<H> {
         Self { flags, object: Some(object.clone()), offset, ..Self::anonymous(len, prot) }
     }
 
+    /// `len` bytes of device memory from `offset`, anywhere; `device` is an [`Object::device`]. Faults map its frames; nobody copies,
+    /// counts, ages or locks them.
+    pub fn device(device: &Shared<Object<H>>, offset: u64, len: u64, prot: Prot) -> Self {
+        Self::object(device, offset, len, prot, true)
+    }
+
     /// The same at exactly `addr`, in place of what is there.
     pub fn fixed(mut self, addr: u64) -> Self {
         self.addr = addr;
@@ -74,12 +81,25 @@ impl<H: Host> AddressSpace<H> {
     /// `PRIVATE` and `SHARED`; [`Error::NoMemory`] without room, memory, or within the limits; [`Error::Access`] for
     /// a writable shared mapping of a file that is not; [`Error::Exists`]; [`Error::Overflow`];
     /// [`Error::NotPermitted`] below the first address of the range.
-    pub fn map(&self, cpu: &Cpu<H>, request: MapRequest<H>) -> Result<u64, Error> {
+    pub fn map(&self, cpu: &Cpu<H>, mut request: MapRequest<H>) -> Result<u64, Error> {
+        // In Linux it is a kind of its own, beside the two.
+        if request.flags.contains(MapFlags::DROPPABLE) {
+            request.flags |= MapFlags::PRIVATE;
+        }
+        let replaced = Some((request.addr, request.len)).filter(|_| request.flags.contains(MapFlags::FIXED));
+        let replaced = replaced.and_then(|(addr, len)| page_range(addr, len).ok());
+        let told = match replaced {
+            Some(range) => Some(Unmapping::announce(self.mm(), cpu, range)?),
+            None => None,
+        };
         let (addr, len) = self.map_only(cpu, &request)?;
-        if self.mm().future_flags().contains(VmFlags::LOCKED) {
+        if let Some(told) = told {
+            told.done(cpu);
+        }
+        if request.flags.contains(MapFlags::LOCKED) || self.mm().future_flags().contains(VmFlags::LOCKED) {
             let _ = self.fill_locked(cpu, AddrRange::new(addr, addr + len), true);
         }
-        if request.flags.contains(MapFlags::POPULATE) {
+        if request.flags.contains(MapFlags::POPULATE) && !request.flags.contains(MapFlags::NONBLOCK) {
             // As in Linux: what cannot be filled in is left to faults, which will say why.
             let private_write =
                 request.prot.contains(Prot::WRITE) && request.flags.contains(MapFlags::PRIVATE);
@@ -102,6 +122,16 @@ impl<H: Host> AddressSpace<H> {
                 (false, true) => false,
                 _ => return Err(Error::Invalid),
             };
+        if request.flags.contains(MapFlags::LOCKED) {
+            self.may_lock()?;
+        }
+        if request.flags.contains(MapFlags::DROPPABLE)
+            && (shared
+                || request.object.is_some()
+                || request.flags.intersects(MapFlags::LOCKED | MapFlags::GROWSDOWN))
+        {
+            return Err(Error::Invalid);
+        }
         let mut flags = vm_flags(request.prot, request.flags) | self.mm().future_flags();
         if flags.contains(VmFlags::GROWSDOWN) && (shared || request.object.is_some()) {
             return Err(Error::Invalid);
@@ -109,17 +139,28 @@ impl<H: Host> AddressSpace<H> {
         let object = match &request.object {
             Some(object) => {
                 Object::<H>::check_extent(request.offset, len)?;
-                if shared && !object.is_writable() {
+                if shared && (!object.is_writable() || request.flags.contains(MapFlags::READ_ONLY)) {
                     if request.prot.contains(Prot::WRITE) {
                         return Err(Error::Access);
                     }
                     flags.remove(VmFlags::MAYWRITE);
+                }
+                if object.is_device() {
+                    if !shared {
+                        return Err(Error::Invalid);
+                    }
+                    flags =
+                        flags.union(VmFlags::SPECIAL | VmFlags::DONTDUMP).difference(VmFlags::LOCKED_MASK);
                 }
                 Some(object.clone())
             }
             None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
             None => None,
         };
+        if cpu.machine().commit().is_strict() {
+            flags.remove(VmFlags::NORESERVE);
+        }
+        flags.set(VmFlags::ACCOUNT, is_accountable(flags));
         if let Some(addr) = self.map_alone(cpu, request, len, flags) {
             return Ok((addr, len));
         }
@@ -144,7 +185,11 @@ impl<H: Host> AddressSpace<H> {
             }
             pin = cpu.pin();
         }
-        self.check_limits(&change, &pin, range)?;
+        if fixed {
+            change.check_seals(&pin, range)?;
+        }
+        self.check_limits(&change, &pin, range, flags)?;
+        self.check_commit(flags, range.pages())?;
         self.check_memlock(flags, range.pages())?;
         // Only a fixed address may be in use: what the search finds is free.
         let replaced = fixed.then(|| change.removal(&pin, range)).filter(|removal| removal.anything);
@@ -168,21 +213,21 @@ impl<H: Host> AddressSpace<H> {
         change: &Change<'_, H>,
         pin: &Pin<'_>,
         range: AddrRange,
+        flags: VmFlags,
     ) -> Result<(), Error> {
         let config = self.config();
         // As in Linux, what a fixed mapping replaces does not count in its favour but for the address space.
         if config.map_limit.is_some_and(|limit| self.mm().index.len() >= limit) {
             return Err(Error::NoMemory);
         }
-        if let Some(limit) = config.address_limit {
+        if self.limit(Limit::Address).is_some() || self.limit(Limit::Data).is_some() {
             let mut replaced = 0;
             change.for_each(pin, range, |_, seen| {
                 replaced += seen.range.intersection(range).pages();
                 core::ops::ControlFlow::Continue(())
             });
-            if self.mm().mapped.sum() as u64 - replaced + range.pages() > limit >> PAGE_SHIFT {
-                return Err(Error::NoMemory);
-            }
+            // As in Linux, what is replaced counts in favour of the address space, and of data too.
+            self.check_space(flags, range.pages().saturating_sub(replaced))?;
         }
         Ok(())
     }
@@ -197,6 +242,7 @@ impl<H: Host> AddressSpace<H> {
         if range.is_empty() || range.end > self.config().range.end {
             return Err(Error::Invalid);
         }
+        let told = Unmapping::announce(self.mm(), cpu, range)?;
         let mut change = Change::begin(self.mm(), cpu, range);
         if self.has_limits() {
             change.hold_limits();
@@ -204,6 +250,7 @@ impl<H: Host> AddressSpace<H> {
         // Even if the range is one VMA: a call next door may have yet to divide the block that is at their common end.
         change.plan_splits()?;
         let mut pin = cpu.pin();
+        change.check_seals(&pin, range)?;
         // Most calls unmap exactly one VMA, and need nothing more for that.
         self.mm().ram(&pin).event(Counter::Unmap, addr);
         if !change.remove_whole(pin, range) {
@@ -226,6 +273,7 @@ impl<H: Host> AddressSpace<H> {
             self.mm().search_from.fetch_max(range.end, Ordering::Relaxed);
         }
         drop(change);
+        told.done(cpu);
         cpu.tidy();
         Ok(())
     }
@@ -237,6 +285,11 @@ fn vm_flags(prot: Prot, map: MapFlags) -> VmFlags {
     flags.set(VmFlags::SHARED, map.contains(MapFlags::SHARED));
     flags.set(VmFlags::GROWSDOWN, map.contains(MapFlags::GROWSDOWN));
     flags.set(VmFlags::NORESERVE, map.contains(MapFlags::NORESERVE));
+    flags.set(VmFlags::LOCKED, map.contains(MapFlags::LOCKED));
+    flags.set(VmFlags::NOHUGEPAGE, map.contains(MapFlags::STACK));
+    if map.contains(MapFlags::DROPPABLE) {
+        flags |= VmFlags::DROPPABLE | VmFlags::NORESERVE | VmFlags::WIPEONFORK | VmFlags::DONTDUMP;
+    }
     flags
 }
 

@@ -9,8 +9,11 @@
 //! | `within` | a change of attributes within one VMA, in one step |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `carry` | what moves do to the entries of the page table |
+//! | [`linux`] | the calls by Linux's numbers |
 //! | `footprint` | how much memory a mapping holds |
-//! | `map`, `protect`, `remap`, `advise`, `lock`, `heap`, `fork`, `listing` | the calls |
+//! | `accounts` | limits, and the memory that was promised |
+//! | `grow` | stacks that grow |
+//! | `map`, `protect`, `remap`, `seal`, `advise`, `lock`, `heap`, `fork`, `mincore`, `sync`, `listing`, `userfault` | the calls |
 //!
 //! # Plan, then commit
 //!
@@ -24,6 +27,7 @@
 //! sweeps the page table. Faults elsewhere in a VMA that is split or trimmed are not held up by the sweep: they find
 //! the record at rest. A fault that began before sees, while it owns its entry, that the counter has moved.
 
+mod accounts;
 mod advise;
 mod carry;
 mod change;
@@ -31,25 +35,38 @@ mod collapse;
 mod config;
 mod footprint;
 mod fork;
+mod grow;
 mod heap;
+pub mod linux;
 mod listing;
 mod lock;
 mod map;
+mod mincore;
 mod place;
+mod policy;
 mod protect;
 mod remap;
+mod seal;
 mod share;
 mod splits;
 mod stretch;
 mod sweep;
+mod sync;
+mod userfault;
 mod within;
 
+pub use accounts::Limit;
 pub use collapse::CollapseProgress;
 pub use config::{Placement, SpaceConfig};
 pub use footprint::{Footprint, Share};
 pub use listing::{Backing, Listing, Mapping};
-pub use lock::{MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, MLOCK_ONFAULT};
+pub use lock::{LockAllFlags, LockFlags};
 pub use map::MapRequest;
+pub use policy::{Policy, PolicyFlags, PolicyMode};
+pub use sync::SyncFlags;
+pub use userfault::{
+    FaultKind, Incomplete, Resolve, UserEvent, UserFault, UserFaultModes, UserFaults, UserFeatures,
+};
 
 pub use crate::mm::{HugePages, Layout, Locking};
 
@@ -63,6 +80,7 @@ use crate::page_table::{Format, Level, Pte, PteFlags, Slot, Walk};
 use crate::sync::Shared;
 use crate::sync::atomic::AtomicU64;
 use crate::vma::Access;
+use accounts::Limits;
 use change::Change;
 use stretch::Stretches;
 
@@ -89,6 +107,7 @@ mod tests;
 pub struct AddressSpace<H: Host> {
     mm: Shared<Mm<H>>,
     config: SpaceConfig,
+    limits: Limits,
     /// With [`Placement::PerCpu`].
     stretches: Option<Stretches<H>>,
     /// Where the collapser goes on, in bytes.
@@ -117,7 +136,13 @@ impl<H: Host> AddressSpace<H> {
             Ok(mm)
         })?;
         match Shared::try_new_or_return(mm) {
-            Ok(mm) => Ok(Self { mm, config, stretches, collapse_at: AtomicU64::new(0) }),
+            Ok(mm) => Ok(Self {
+                mm,
+                config,
+                limits: Limits::new(&config),
+                stretches,
+                collapse_at: AtomicU64::new(0),
+            }),
             Err(mut mm) => {
                 let pin = cpu.pin();
                 mm.page_table.destroy(&cpu.machine().ram(&pin));
@@ -133,6 +158,10 @@ impl<H: Host> AddressSpace<H> {
 
     /// Its inside, for those who extend Terrane: reverse mapping and statistics.
     pub fn mm(&self) -> &Mm<H> {
+        &self.mm
+    }
+
+    fn shared_mm(&self) -> &Shared<Mm<H>> {
         &self.mm
     }
 
@@ -159,7 +188,10 @@ impl<H: Host> AddressSpace<H> {
         if addr >= H::Format::USER_END {
             return Err(FaultError::NotMapped);
         }
-        fault::fault(&self.mm, cpu, addr, access)
+        match fault::fault(&self.mm, cpu, addr, access) {
+            Err(FaultError::NotMapped) => self.fault_below(cpu, addr, access),
+            result => result,
+        }
     }
 
     /// What a processor's page walk does: finds the entry of `addr` and, if it allows `access`, marks it accessed
@@ -199,7 +231,7 @@ impl<H: Host> AddressSpace<H> {
         }
     }
 
-    /// Pages mapped in the page table: what `VmRSS` counts, but for the page of zeros. O(pages).
+    /// Pages mapped in the page table: what `VmRSS` counts, without the page of zeros and device memory. O(pages).
     pub fn resident_pages(&self, cpu: &Cpu<H>) -> u64 {
         let zero = self.mm.machine.zero_frame();
         let mut count = 0;
@@ -211,7 +243,11 @@ impl<H: Host> AddressSpace<H> {
                         _ if run.level == Level::BLOCK => {
                             count += Pte::block::<H::Format>(raw).map_or(0, |_| BLOCK_SIZE >> PAGE_SHIFT);
                         }
-                        Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } if frame != zero => count += 1,
+                        Pte::Page { frame, .. } | Pte::NoAccess { frame, .. }
+                            if frame != zero && ram.frames.contains(frame) =>
+                        {
+                            count += 1;
+                        }
                         _ => {}
                     }
                     core::ops::ControlFlow::Continue(())
@@ -244,10 +280,15 @@ impl<H: Host> AddressSpace<H> {
 
     /// True when how much is mapped decides whether a call may go on.
     fn has_limits(&self) -> bool {
-        self.config.map_limit.is_some() || self.config.address_limit.is_some() || self.limits_locked()
+        self.config.map_limit.is_some()
+            || self.limit(Limit::Address).is_some()
+            || self.limit(Limit::Data).is_some()
+            || self.limits_locked()
     }
 
     fn clear(&mut self, cpu: &Cpu<H>) {
+        // Handlers may outlive the space, but not reach into it any more.
+        self.mm.users.end(self.mm.machine.host());
         if !self.mm.index.is_empty() {
             // Removing whole VMAs reserves nothing, so it cannot fail.
             let mut change = Change::begin(&self.mm, cpu, self.config.range);

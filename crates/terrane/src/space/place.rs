@@ -131,6 +131,7 @@ impl<H: Host> AddressSpace<H> {
         let is_simple = request.object.is_none()
             && !request.flags.intersects(NOT_SIMPLE)
             && !flags.contains(VmFlags::LOCKED)
+            && self.check_commit(flags, len >> PAGE_SHIFT).is_ok()
             && config.locking == Locking::Speculative
             && len <= config.range.len()
             && !self.has_limits();
@@ -225,12 +226,13 @@ fn is_anywhere<H: Host>(request: &MapRequest<H>) -> bool {
 }
 
 /// The range of a fixed address.
-fn fixed(config: &SpaceConfig, addr: u64, len: u64) -> Result<AddrRange, Error> {
+pub(super) fn fixed(config: &SpaceConfig, addr: u64, len: u64) -> Result<AddrRange, Error> {
+    // In this order, as in Linux.
+    let range = AddrRange::of_len(addr, len).filter(|range| range.end <= config.range.end);
+    let range = range.ok_or(Error::NoMemory)?;
     if !addr.is_multiple_of(PAGE_SIZE) {
         return Err(Error::Invalid);
     }
-    let range = AddrRange::of_len(addr, len).filter(|range| range.end <= config.range.end);
-    let range = range.ok_or(Error::NoMemory)?;
     // As below `mmap_min_addr`.
     if addr < config.range.start { Err(Error::NotPermitted) } else { Ok(range) }
 }

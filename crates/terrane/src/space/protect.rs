@@ -1,5 +1,6 @@
 //! Changing the protection of mappings.
 
+use super::accounts::{Growth, protected};
 use super::change::Change;
 use super::{AddressSpace, page_range, sweep};
 use crate::addr::AddrRange;
@@ -8,7 +9,7 @@ use crate::host::Host;
 use crate::machine::Cpu;
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
-use crate::vma::{Prot, Snapshot, VmFlags, Vma};
+use crate::vma::{Prot, VmFlags, Vma};
 use core::ops::ControlFlow;
 
 impl<H: Host> AddressSpace<H> {
@@ -18,7 +19,8 @@ impl<H: Host> AddressSpace<H> {
     /// # Errors
     /// [`Error::Invalid`] for an unaligned address; [`Error::NoMemory`] when part of the range is not mapped, or a VMA
     /// must be divided and there is no memory or room in the limits for that; [`Error::Access`] for stores to a shared mapping of a file that
-    /// cannot be written. Unlike in Linux nothing has changed then, not even in the part before a hole.
+    /// cannot be written; [`Error::NotPermitted`] for a sealed mapping. As in Linux, what lies before a hole, or before a mapping that
+    /// does not allow it, is changed nevertheless.
     pub fn protect(&self, cpu: &Cpu<H>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
         let range = page_range(addr, len).map_err(|error| {
             // As in Linux: the alignment is looked at first, a wrapping length later.
@@ -27,7 +29,18 @@ impl<H: Host> AddressSpace<H> {
         if range.is_empty() {
             return Ok(());
         }
-        let mut change = Change::begin(self.mm(), cpu, range);
+        let change = Change::begin(self.mm(), cpu, range);
+        self.protect_held(cpu, change, range, prot)
+    }
+
+    /// [`protect`](Self::protect) of a part of what `change` holds.
+    fn protect_held(
+        &self,
+        cpu: &Cpu<H>,
+        mut change: Change<'_, H>,
+        range: AddrRange,
+        prot: Prot,
+    ) -> Result<(), Error> {
         if self.has_limits() {
             change.hold_limits();
         }
@@ -36,16 +49,20 @@ impl<H: Host> AddressSpace<H> {
             cpu.tidy();
             return result;
         }
-        let plan = change.check_protect(range, prot)?;
+        let plan = change.check_protect(range, prot);
         if !plan.changes {
-            return Ok(());
+            return plan.result;
         }
+        // What lies before an obstacle.
+        let range = plan.range;
+        change.narrow(range);
+        plan.growth.check(self)?;
         if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + plan.splits > limit) {
             return Err(Error::NoMemory);
         }
         change.plan_splits()?;
         change.plan(&cpu.pin(), plan.splits)?;
-        change.set_flags(range, |flags| flags.with_prot(prot));
+        change.set_flags_of(range, |vma, flags| protected(vma, flags, prot));
         change.merge_around(range);
         change.committed();
         if plan.of_object {
@@ -61,7 +78,41 @@ impl<H: Host> AddressSpace<H> {
         }
         drop(change);
         cpu.tidy();
-        Ok(())
+        plan.result
+    }
+
+    /// [`protect`](Self::protect) with `PROT_GROWSDOWN`: from the beginning of the stack that `addr` lies in, or that is the first
+    /// above it.
+    ///
+    /// # Errors
+    /// As [`protect`](Self::protect); [`Error::Invalid`] when it is no mapping that grows downwards.
+    pub fn protect_down(&self, cpu: &Cpu<H>, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
+        let range = page_range(addr, len)
+            .map_err(|error| if crate::addr::is_page_aligned(addr) { Error::NoMemory } else { error })?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        loop {
+            let found = {
+                let pin = cpu.pin();
+                self.mm().index.first_ending_after(&pin, addr).and_then(Vma::read)
+            };
+            let start = found.map_or(addr, |seen| seen.range.start.min(addr));
+            let change = Change::begin(self.mm(), cpu, AddrRange::new(start, range.end));
+            let seen = {
+                let pin = cpu.pin();
+                self.mm().next_vma(&pin, addr, range.end).map(|(_, seen)| seen)
+            };
+            let seen = seen.ok_or(Error::NoMemory)?;
+            if !seen.flags.contains(VmFlags::GROWSDOWN) {
+                return Err(Error::Invalid);
+            }
+            // It may have grown, or been divided, before it was held.
+            if seen.range.start >= start {
+                let range = AddrRange::new(seen.range.start, range.end);
+                return self.protect_held(cpu, change, range, prot);
+            }
+        }
     }
 }
 
@@ -83,7 +134,8 @@ impl<H: Host> AddressSpace<H> {
         let pin = cpu.pin();
         let (vma, seen) = mm.vma_at(&pin, range.start)?;
         let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
-        if !seen.range.covers(range) || !seen.flags.contains(may) || vma.object().is_some() {
+        let sealed = seen.flags.contains(VmFlags::SEALED);
+        if !seen.range.covers(range) || !seen.flags.contains(may) || vma.object().is_some() || sealed {
             return None;
         }
         if seen.flags.prot() == prot {
@@ -93,7 +145,15 @@ impl<H: Host> AddressSpace<H> {
         if splits > 0 && change.plan(&pin, splits).is_err() {
             return None;
         }
-        let rest = change.set_flags_within(&pin, range, splits, seen.flags.with_prot(prot))?;
+        let flags = protected(vma, seen.flags, prot);
+        if flags.contains(VmFlags::ACCOUNT)
+            && !seen.flags.contains(VmFlags::ACCOUNT)
+            && mm.machine.commit().is_strict()
+        {
+            return None;
+        }
+        let rest = change.set_flags_within(&pin, range, splits, flags)?;
+        mm.recount(cpu.id(), seen.flags, flags, range.pages() as i64);
         let has_tables = change.has_tables(&pin, range);
         drop(pin);
         change.finish_within(range, rest);
@@ -108,55 +168,53 @@ impl<H: Host> AddressSpace<H> {
 }
 
 struct Plan {
+    /// Up to the first obstacle.
+    range: AddrRange,
+    /// What that is.
+    result: Result<(), Error>,
     changes: bool,
     of_object: bool,
     splits: usize,
+    growth: Growth,
 }
 
 impl<H: Host> Change<'_, H> {
-    fn check_protect(&self, range: AddrRange, prot: Prot) -> Result<Plan, Error> {
-        let (mut changes, mut of_object) = (false, false);
+    fn check_protect(&self, range: AddrRange, prot: Prot) -> Plan {
+        let (mut changes, mut of_object, mut growth) = (false, false, Growth::default());
+        let mut reached = range.start;
         let pin = self.cpu.pin();
-        let mut result = self.check_covered(&pin, range, |vma, seen| {
+        let mut result = Err(Error::NoMemory);
+        self.for_each(&pin, range, |vma, seen| {
             let flags = seen.flags;
             let may = (flags.bits() >> 4) & u64::from(Prot::all().bits());
+            if seen.range.start > reached {
+                return ControlFlow::Break(());
+            }
             if u64::from(prot.bits()) & !may != 0 {
-                return Err(Error::Access);
+                result = Err(Error::Access);
+                return ControlFlow::Break(());
+            }
+            if flags.contains(VmFlags::SEALED) {
+                result = Err(Error::NotPermitted);
+                return ControlFlow::Break(());
             }
             changes |= flags.prot() != prot;
+            growth.add(flags, protected(vma, flags, prot), seen.range.intersection(range));
             of_object |= vma.object().is_some();
-            Ok(())
+            reached = seen.range.end.min(range.end);
+            ControlFlow::Continue(())
         });
-        if range.end > self.mm.index.limits().end {
-            result = Err(Error::NoMemory);
+        if reached == range.end {
+            result = Ok(());
         }
-        result.map(|()| Plan { changes, of_object, splits: self.splits(&pin, range) })
+        let range = AddrRange::new(range.start, reached);
+        let splits = if range.is_empty() { 0 } else { self.splits(&pin, range) };
+        Plan { range, result, changes, of_object, splits, growth }
     }
 
     /// VMAs that reach over a boundary of `range`.
     pub(super) fn splits(&self, pin: &crate::sync::Pin<'_>, range: AddrRange) -> usize {
         let at = |addr: u64| self.mm.vma_at(pin, addr).map_or(range, |(_, seen)| seen.range);
         usize::from(at(range.start).start < range.start) + usize::from(at(range.end - 1).end > range.end)
-    }
-
-    /// Checks that VMAs cover `range` without a hole, and each of them with `check`.
-    pub(super) fn check_covered(
-        &self,
-        pin: &crate::sync::Pin<'_>,
-        range: AddrRange,
-        mut check: impl FnMut(&Vma<H>, Snapshot) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut reached = range.start;
-        let mut result = Ok(());
-        self.for_each(pin, range, |vma, seen| {
-            if seen.range.start > reached {
-                return ControlFlow::Break(());
-            }
-            reached = seen.range.end;
-            result = check(vma, seen);
-            if result.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        });
-        result?;
-        if reached < range.end { Err(Error::NoMemory) } else { Ok(()) }
     }
 }

@@ -37,6 +37,7 @@ use super::splits::Splits;
 use super::{AddressSpace, retry_with_memory};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, is_page_aligned};
 use crate::error::Error;
+use crate::fault::user::protect;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
@@ -183,15 +184,15 @@ impl<H: Host> AddressSpace<H> {
         if is_fixed_size {
             return Err(Error::BadAddress);
         }
+        self.check_memlock(flags, (wish.new_len - wish.old_len) >> PAGE_SHIFT)?;
         self.check_growth(flags, wish.new_len - wish.old_len)?;
         Ok(source)
     }
 
     /// Whether a mapping with these attributes may grow by so many bytes, as far as the limits go. The caller holds them.
-    fn check_growth(&self, _flags: VmFlags, bytes: u64) -> Result<(), Error> {
-        let limit = self.config().address_limit;
-        let pages = self.mm().mapped.sum() as u64 + (bytes >> PAGE_SHIFT);
-        if limit.is_some_and(|limit| pages > limit >> PAGE_SHIFT) { Err(Error::NoMemory) } else { Ok(()) }
+    fn check_growth(&self, flags: VmFlags, bytes: u64) -> Result<(), Error> {
+        self.check_space(flags, bytes >> PAGE_SHIFT)?;
+        self.check_commit(flags, bytes >> PAGE_SHIFT)
     }
 
     /// Without a new address: changes the length in place; `None` when it must move for that, and may.
@@ -226,6 +227,7 @@ impl<H: Host> AddressSpace<H> {
         change.narrow(gone);
         change.plan_splits()?;
         let pin = cpu.pin();
+        change.check_seals(&pin, gone)?;
         let removal = change.removal(&pin, gone);
         let limit = self.config().map_limit.filter(|_| removal.is_hole);
         if limit.is_some_and(|limit| self.mm().index.len() >= limit) {
@@ -430,6 +432,7 @@ impl<H: Host> AddressSpace<H> {
         let gone = AddrRange::new(from.end, all.end);
         old.narrow(gone);
         old.plan_splits()?;
+        old.check_seals(&cpu.pin(), gone)?;
         let mut ends = Splits::new(mm, cpu, from);
         ends.reserve()?;
         into.narrow(new);
@@ -437,6 +440,7 @@ impl<H: Host> AddressSpace<H> {
         if replace {
             into.plan_splits()?;
             let pin = cpu.pin();
+            into.check_seals(&pin, new)?;
             replaced = Some(into.removal(&pin, new)).filter(|removal| removal.anything);
         }
         let records = 1 + replaced.as_ref().map_or(0, |removal| removal.records);
@@ -458,7 +462,7 @@ impl<H: Host> AddressSpace<H> {
         if from.is_empty() {
             let pgoff = source.seen.index_of(wish.addr);
             let object = source.object.clone();
-            into.insert(cpu.pin(), new, source.seen.flags, pgoff, object);
+            into.insert(cpu.pin(), new, moved_flags(source.seen.flags), pgoff, object);
             into.merge_at(new.end);
             into.merge_at(new.start);
             return Ok(());
@@ -467,10 +471,16 @@ impl<H: Host> AddressSpace<H> {
         ends.cut();
         // SAFETY: taken out of the index, and ours until it is swept.
         let (gone, rest) = (unsafe { taken.vma.as_ref() }, taken.seen);
-        let anon = gone.anon_vma();
+        let (anon, kin) = (gone.anon_vma(), gone.kin());
         let reset = source.object.is_none() && anon.is_none();
         let pgoff = if reset { new.start >> PAGE_SHIFT } else { rest.index_of(from.start) };
-        let made = into.make(new, moved_flags(rest.flags), pgoff, source.object.clone(), anon);
+        let made = into.make(
+            new,
+            moved_flags(rest.flags),
+            pgoff,
+            source.object.clone(),
+            anon.map(|anon| (anon, kin)),
+        );
         let carrier = Carrier {
             mm,
             cpu,
@@ -481,11 +491,20 @@ impl<H: Host> AddressSpace<H> {
             moving: moving.as_ref(),
         };
         carrier.carry(&mut luggage);
+        if rest.flags.contains(VmFlags::UFFD_WP) {
+            protect::clear(mm, cpu, new);
+        }
         // The old place keeps its anon_vma where the record reaches beyond it, as in Linux.
         let again = keep.then(|| {
             let flags = rest.flags.difference(VmFlags::LOCKED | VmFlags::LOCKONFAULT);
             let anon = anon.filter(|_| !taken.whole);
-            old.make(from, flags, rest.index_of(from.start), source.object.clone(), anon)
+            old.make(
+                from,
+                flags,
+                rest.index_of(from.start),
+                source.object.clone(),
+                anon.map(|anon| (anon, kin)),
+            )
         });
         old.sweep_removed(from, Some(taken.vma), &[]);
         if let Some(moving) = moving {
@@ -552,14 +571,14 @@ impl<H: Host> Change<'_, H> {
         Taken { vma, seen: record.snapshot(), whole }
     }
 
-    /// A VMA for `range` that uses `anon`, in the object's list, and not in the index.
+    /// A VMA for `range` that uses `anon`, as one with this [`kin`](Vma::kin) does, in the object's list, and not in the index.
     fn make(
         &mut self,
         range: AddrRange,
         flags: VmFlags,
         pgoff: u64,
         object: Option<Shared<Object<H>>>,
-        anon: Option<&crate::rmap::AnonVma<H>>,
+        anon: Option<(&crate::rmap::AnonVma<H>, u32)>,
     ) -> NonNull<Vma<H>> {
         let vma = loop {
             if self.supplies.count() == 0 {
@@ -571,9 +590,10 @@ impl<H: Host> Change<'_, H> {
         };
         // SAFETY: just made.
         let record = unsafe { vma.as_ref() };
-        if let Some(anon) = anon {
+        if let Some((anon, kin)) = anon {
             anon.use_again();
             record.install_anon(NonNull::from(anon));
+            record.set_kin(kin);
         }
         if let Some(mappings) = self.lock_mappings(record.object()) {
             // SAFETY: in no list yet; VMAs do not move.
@@ -585,9 +605,10 @@ impl<H: Host> Change<'_, H> {
     /// Puts a VMA that was [made](Self::make) into the index.
     fn link(&mut self, vma: NonNull<Vma<H>>) {
         // SAFETY: made by this call, and in no index, so that nobody else can end it.
-        let range = unsafe { vma.as_ref() }.range();
+        let (range, flags) = unsafe { (vma.as_ref().range(), vma.as_ref().flags()) };
         let pin = self.cpu.pin();
         self.mm.index.insert(&mut self.supplies.nodes, &pin, range, vma);
+        self.mm.account(self.cpu.id(), flags, range.pages() as i64);
         self.mm.mapped.add(self.cpu.id(), range.pages() as i64);
     }
 }

@@ -2,12 +2,12 @@
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
-use crate::frame::{BLOCK_FRAMES, FrameFlags, FrameList, Ram};
+use crate::frame::{BLOCK_FRAMES, FrameFlags, Ram};
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::rss::PageKind;
 use crate::mm::{BlockFrames, Mm};
-use crate::page_table::{BUSY, EMPTY, Format, GUARD, Level, Pte, PteFlags, Slot, SlotError};
+use crate::page_table::{EMPTY, Format, GUARD, Level, Pte, PteFlags, Slot, SlotError, swap_slot};
 use core::ops::ControlFlow;
 
 /// Makes the private pages of `range` shared between the two.
@@ -19,10 +19,11 @@ pub(super) fn share_pages<H: Host>(
     protected: &mut bool,
 ) -> Result<(), OutOfMemory> {
     let mut result = Ok(());
-    // Pages that the child maps now.
-    let mut shared = 0;
+    let mut full = false;
+    // Pages that the child maps now, and those that it has in swap.
+    let mut shared = [0; 2];
     parent.for_each_part(cpu, range, |ram, part| {
-        if result.is_err() {
+        if result.is_err() || full {
             return;
         }
         let mut divided = true;
@@ -31,12 +32,18 @@ pub(super) fn share_pages<H: Host>(
             result = parent.page_table.for_each_pair(&child.page_table, ram, part, |pair| {
                 if pair.level == Level::PAGE {
                     return Slot::for_each_used(pair.parent, |index, slot| {
-                        *protected |= share_entry::<H>(ram, slot, &pair.child[index], &mut shared);
+                        match share_entry(parent, ram, slot, &pair.child[index], &mut shared) {
+                            Ok(stores) => *protected |= stores,
+                            Err(OutOfMemory) => {
+                                full = true;
+                                return ControlFlow::Break(());
+                            }
+                        }
                         ControlFlow::Continue(())
                     });
                 }
                 for (slot, copy) in pair.parent.iter().zip(pair.child) {
-                    match share_block::<H>(ram, slot, copy, &mut shared) {
+                    match share_block::<H>(ram, slot, copy, &mut shared[0]) {
                         Some(stores) => *protected |= stores,
                         None => divided = true,
                     }
@@ -45,58 +52,82 @@ pub(super) fn share_pages<H: Host>(
             });
         }
     });
-    child.count_pages(&cpu.pin(), PageKind::Anon, shared);
+    let [mapped, swapped] = shared;
+    child.count_pages(&cpu.pin(), PageKind::Anon, mapped);
+    child.count_pages(&cpu.pin(), PageKind::Swap, swapped);
     // Nobody else changes the child's tables, so only memory can be missing.
-    result.map_err(|_: SlotError| OutOfMemory)
+    result.map_err(|_: SlotError| OutOfMemory)?;
+    if full { Err(OutOfMemory) } else { Ok(()) }
 }
 
 /// Shares one page. Returns true when the parent's processors may hold a translation that allows stores.
-fn share_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot, shared_pages: &mut u64) -> bool {
-    let mut raw = slot.load();
-    let mut counted = false;
+///
+/// # Errors
+/// [`OutOfMemory`] when a swapped page has too many entries.
+fn share_entry<H: Host>(
+    mm: &Mm<H>,
+    ram: &Ram<'_, H>,
+    slot: &Slot,
+    copy: &Slot,
+    shared: &mut [u64; 2],
+) -> Result<bool, OutOfMemory> {
+    let mut rounds = 0;
     loop {
-        if raw == BUSY {
-            raw = slot.wait_not_busy(ram);
-            continue;
-        }
+        let raw = slot.wait_not_busy(ram);
         let (frame, flags, hidden) = match Pte::decode::<H::Format>(raw) {
             Pte::Page { frame, flags } => (frame, flags, false),
             Pte::NoAccess { frame, flags } => (frame, flags, true),
+            Pte::Swap(payload) => {
+                let number = swap_slot(payload);
+                if let Some(taken) = slot.take(raw) {
+                    let stores = mm.machine.swap().add_entry(ram, number)?;
+                    // No handler has protected it in the child.
+                    copy.fill(Pte::Swap(number).encode::<H::Format>());
+                    taken.give_back();
+                    shared[1] += 1;
+                    return Ok(stores);
+                }
+                continue;
+            }
             Pte::Guard => {
                 copy.fill(GUARD);
-                return false;
+                return Ok(false);
             }
-            _ => return false,
+            _ => return Ok(false),
+        };
+        // Owned: reclaim may take the page away at any time, and its frame be another page then.
+        let Some(taken) = slot.take(raw) else {
+            // Or the processor has set a mark meanwhile.
+            ram.relax(rounds);
+            rounds = rounds.saturating_add(1);
+            continue;
         };
         let meta = ram.frames.meta(frame);
         if !meta.flags().contains(FrameFlags::ANON) {
-            // A page of an object, or the zeros: the child finds it again by itself.
-            return false;
-        }
-        if !counted {
-            meta.inc_references();
-            counted = true;
-        }
-        let shared = flags.difference(PteFlags::WRITE);
-        if !hidden && flags.contains(PteFlags::WRITE) {
-            match slot.replace(raw, H::Format::with_flags(raw, shared)) {
-                Ok(()) => {}
-                // The processor has set a mark meanwhile. The page is the same: nobody unmaps while we hold the lock.
-                Err(now) => {
-                    raw = now;
-                    continue;
-                }
+            // The zeros stay where they were seen, as Linux has it; they have no count, and nobody may store there. A page of
+            // an object the child finds again by itself.
+            if frame == mm.machine.zero_frame() {
+                copy.fill(raw);
             }
+            return Ok(false);
         }
+        meta.inc_references();
+        let allowed = flags.difference(PteFlags::WRITE);
+        let stores = !hidden && flags.contains(PteFlags::WRITE);
         let entry = if hidden {
-            Pte::NoAccess { frame, flags: shared }
+            Pte::NoAccess { frame, flags: allowed.difference(PteFlags::USER_WP) }
         } else {
-            // The child has not used it yet.
-            Pte::Page { frame, flags: shared.difference(PteFlags::ACCESSED) }
+            // The child has not used it yet, and no handler has protected it there.
+            Pte::Page { frame, flags: allowed.difference(PteFlags::ACCESSED.union(PteFlags::USER_WP)) }
         };
         copy.fill(entry.encode::<H::Format>());
-        *shared_pages += 1;
-        return !hidden && flags.contains(PteFlags::WRITE);
+        shared[0] += 1;
+        if stores {
+            taken.publish(H::Format::with_flags(raw, allowed));
+        } else {
+            taken.give_back();
+        }
+        return Ok(stores);
     }
 }
 
@@ -109,18 +140,12 @@ fn share_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, copy: &Slot, shared_pages
             return Some(false);
         }
         let (frame, flags) = Pte::block::<H::Format>(raw)?;
-        let frames = BlockFrames(frame);
+        // Owned: reclaim may divide it, and take pages away, at any time. The processor may have set a mark.
+        let Some(taken) = slot.take(raw) else { continue };
         // Counted first: see `fork`.
-        frames.inc_references(ram);
+        BlockFrames(frame).inc_references(ram);
         let shared = flags.difference(PteFlags::WRITE);
-        let new = Pte::Block { frame, flags: shared }.encode::<H::Format>();
-        if new != raw && slot.replace(raw, new).is_err() {
-            // Marked by the processor, or divided. The parent maps the frames all the same, so none goes to zero.
-            let mut none = FrameList::new();
-            frames.drop_references(ram, &mut none);
-            debug_assert!(none.is_empty());
-            continue;
-        }
+        taken.publish(Pte::Block { frame, flags: shared }.encode::<H::Format>());
         // The child has not used it yet.
         let entry = Pte::Block { frame, flags: shared.difference(PteFlags::ACCESSED) };
         copy.fill(entry.encode::<H::Format>());

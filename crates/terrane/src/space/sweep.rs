@@ -7,7 +7,7 @@ use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::mm::rss::{PageKind, Removed};
 use crate::mm::{BlockFrames, Mm, block_around};
-use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot};
+use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot, swap_slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, Vma};
@@ -60,6 +60,16 @@ impl<'a, H: Host> Sweep<'a, H> {
         });
     }
 
+    /// The same for shared memory under the eyes of a handler of user faults: what it has protected stays protected, too.
+    pub(super) fn forget_but_marks(&mut self, range: AddrRange, ends_object: bool) {
+        self.end_objects(ends_object);
+        let mm = self.mm;
+        mm.for_each_part(self.cpu, range, |ram, part| {
+            self.tables = true;
+            mm.page_table.zap_but_marks(ram, part, &mut |_, pte| self.gone(ram, pte));
+        });
+    }
+
     /// Says, before an entry changes, whether pages of objects are concerned; see [`zap`](Self::zap).
     pub(super) fn end_objects(&mut self, ends_object: bool) {
         if ends_object && !self.ending {
@@ -88,6 +98,10 @@ impl<'a, H: Host> Sweep<'a, H> {
                 self.found = true;
                 self.removed.add(Some(PageKind::Anon), BLOCK_FRAMES as u64);
                 BlockFrames(frame).drop_references(ram, &mut self.pages);
+            }
+            Pte::Swap(number) => {
+                self.removed.add(Some(PageKind::Swap), 1);
+                self.found |= self.mm.machine.swap().drop_entry(ram, swap_slot(number), &mut self.pages);
             }
             _ => {}
         }
@@ -162,7 +176,7 @@ fn protect_part<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, part: AddrRange, prot: Pr
         let _ = mm.page_table.for_each_run(ram, part, |run| {
             if run.level == Level::PAGE {
                 return Slot::for_each_used(run.slots, |_, slot| {
-                    *reduced |= protect_entry::<H>(ram, slot, prot);
+                    *reduced |= protect_entry(mm, ram, slot, prot);
                     ControlFlow::Continue(())
                 });
             }
@@ -179,7 +193,7 @@ fn protect_part<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, part: AddrRange, prot: Pr
 }
 
 /// Returns true when the processor may hold a translation that allows more.
-fn protect_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> bool {
+fn protect_entry<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> bool {
     let mut raw = slot.load();
     loop {
         if raw == BUSY {
@@ -189,6 +203,8 @@ fn protect_entry<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> bool {
         let (frame, before, hidden) = match Pte::decode::<H::Format>(raw) {
             Pte::Page { frame, flags } => (frame, flags, false),
             Pte::NoAccess { frame, flags } => (frame, flags, true),
+            // It may be on its way out, with translations still in use.
+            Pte::Swap(number) => return mm.machine.swap().is_in_memory(ram, swap_slot(number)),
             _ => return false,
         };
         let flags = protected(before, hidden, prot);
@@ -228,7 +244,7 @@ fn protect_block<H: Host>(ram: &Ram<'_, H>, slot: &Slot, prot: Prot) -> Option<b
     }
 }
 
-const MARKS: PteFlags = PteFlags::ACCESSED.union(PteFlags::DIRTY);
+const MARKS: PteFlags = PteFlags::ACCESSED.union(PteFlags::DIRTY).union(PteFlags::USER_WP);
 
 /// What an entry that says `before` is to say under `prot`; without `READ` it is hidden from the processor.
 fn protected(before: PteFlags, hidden: bool, prot: Prot) -> PteFlags {

@@ -35,7 +35,10 @@ fn absorb<H: Host>(low: &Vma<H>, high: &Vma<H>) -> Option<Option<NonNull<AnonVma
     Some(if low.anon_vma().is_some() {
         anon
     } else {
-        low.thaw_anon(anon);
+        // Without one it stays frozen: it may be absorbed in its turn.
+        if anon.is_some() {
+            low.thaw_anon(anon);
+        }
         None
     })
 }

@@ -27,6 +27,7 @@ pub mod atomic;
 pub mod epoch;
 #[cfg(any(terrane_watch, terrane_loom))]
 pub mod mutation;
+pub(crate) mod once;
 pub mod recent;
 pub mod seq;
 pub mod shared;

@@ -73,6 +73,26 @@ impl<T> Shared<T> {
         unsafe { &raw const (*this.counted.as_ptr()).value }
     }
 
+    /// Lets [`try_own`](Self::try_own) work for this value.
+    pub(crate) fn expose(this: &Self) {
+        let _ = this.counted.as_ptr().expose_provenance();
+    }
+
+    /// One more owner of the value at `value`, unless it is being dropped.
+    ///
+    /// # Safety
+    /// `value` is what [`as_ptr`](Self::as_ptr) gave for a value that was [exposed](Self::expose), and whose memory is not
+    /// freed during the call.
+    pub(crate) unsafe fn try_own(value: *const T) -> Option<Self> {
+        let addr = value.addr() - core::mem::offset_of!(Counted<T>, value);
+        let counted = NonNull::new(core::ptr::with_exposed_provenance_mut::<Counted<T>>(addr))?;
+        // SAFETY: the caller's promise: the count is there.
+        let references = unsafe { &(*counted.as_ptr()).references };
+        let owned =
+            references.fetch_update(Ordering::Acquire, Ordering::Relaxed, |n| (n > 0).then_some(n + 1));
+        owned.ok().map(|_| Self { counted, owns: PhantomData })
+    }
+
     /// Owners at this moment; a hint once others may clone.
     pub fn references(this: &Self) -> usize {
         // SAFETY: `counted` is live while `this` is.

@@ -71,9 +71,6 @@ impl From<fmt::Error> for TextError {
     }
 }
 
-/// `VM_LOCKED`.
-const LOCKED: u64 = 0x2000;
-
 /// A line with a size: `name`, the size in KiB with at least eight places, ` kB`.
 fn write_size(out: &mut impl fmt::Write, name: &str, bytes: u64) -> fmt::Result {
     writeln!(out, "{name:<15} {:>8} kB", bytes >> 10)

@@ -121,9 +121,9 @@ fn is_eligible<H: Host>(space: &AddressSpace<H>, mapping: &Mapping) -> bool {
 
 /// The two letters of each attribute that Linux has, by the number of its bit.
 const LETTERS: [&str; 43] = [
-    "rd", "wr", "ex", "sh", "mr", "mw", "me", "ms", "gd", "um", "pf", "", "uw", "lo", "io", "sr", "rr", "dc",
-    "de", "lf", "ac", "nr", "ht", "sf", "ar", "wf", "dd", "sd", "mm", "hg", "nh", "mg", "", "", "", "", "",
-    "", "", "", "dp", "ui", "sl",
+    "rd", "wr", "ex", "sh", "mr", "mw", "me", "ms", "gd", "um", "pf", "gu", "uw", "lo", "io", "sr", "rr",
+    "dc", "de", "lf", "ac", "nr", "ht", "sf", "ar", "wf", "dd", "sd", "mm", "hg", "nh", "mg", "", "", "", "",
+    "", "", "", "", "dp", "ui", "sl",
 ];
 
 /// `VM_SHARED` and `VM_MAYSHARE`.

@@ -72,7 +72,7 @@ impl Status {
         for mapping in &mappings {
             let len = mapping.range.len();
             status.size += len;
-            if mapping.flags.bits() & super::LOCKED != 0 {
+            if mapping.flags.contains(VmFlags::LOCKED) {
                 status.locked += len;
             }
             match use_of(mapping) {

@@ -23,20 +23,28 @@ bitflags::bitflags! {
         const SHARED = 0x01;
         /// Stores stay with this mapping: pages are copied when written.
         const PRIVATE = 0x02;
+        /// Private memory whose pages may vanish when memory is short, a fork's child finds none, and a core dump neither.
+        const DROPPABLE = 0x08;
         /// At exactly this address, in place of what is mapped there.
         const FIXED = 0x10;
         /// In the lowest 2 GiB.
         const LOW_2GIB = 0x40;
         /// A stack: the hole below it keeps its guard gap.
         const GROWSDOWN = 0x100;
+        /// Locked in memory, and filled in at once.
+        const LOCKED = 0x2000;
         /// No reservation of swap space; accepted, and nothing is reserved either way.
         const NORESERVE = 0x4000;
         /// Fill the mapping in at once.
         const POPULATE = 0x8000;
-        /// A hint that this is a thread's stack; changes nothing.
+        /// With `POPULATE`: nothing is filled in.
+        const NONBLOCK = 0x1_0000;
+        /// A thread's stack: no huge pages.
         const STACK = 0x2_0000;
         /// At exactly this address, or not at all.
         const FIXED_NOREPLACE = 0x10_0000;
+        /// Not Linux's: the object was opened without permission to store, so that a shared mapping is never writable.
+        const READ_ONLY = 0x8000_0000;
     }
 }
 
@@ -73,8 +81,12 @@ bitflags::bitflags! {
         const MAYEXEC = 0x40;
         /// A stack that grows downwards.
         const GROWSDOWN = 0x100;
+        /// Missing pages are for a handler of user faults ([`userfault`](crate::fault::user)).
+        const UFFD_MISSING = 0x200;
         /// Maps frames of a device, which are not the machine's memory.
         const PFNMAP = 0x400;
+        /// Stores to pages that a handler of user faults has write-protected are for it.
+        const UFFD_WP = 0x1000;
         /// Pages stay in memory.
         const LOCKED = 0x2000;
         /// Maps registers of a device.
@@ -103,8 +115,12 @@ bitflags::bitflags! {
         const NOHUGEPAGE = 0x4000_0000;
         /// Pages may be dropped when memory is short, and read as zeros then.
         const DROPPABLE = 1 << 40;
+        /// Pages of shared memory that are in memory and not mapped are for a handler of user faults.
+        const UFFD_MINOR = 1 << 41;
         /// May not be unmapped, moved, or changed any more.
         const SEALED = 1 << 42;
+        /// The number of the handler's context; 0 without one.
+        const UFFD_CONTEXT = 0xffff << 48;
     }
 }
 
@@ -128,6 +144,25 @@ impl VmFlags {
     #[inline]
     pub fn with_prot(self, prot: Prot) -> Self {
         self.difference(Self::PROT).union(VmFlags::from_bits_retain(u64::from(prot.bits())))
+    }
+
+    /// Everything about user faults: the modes and the context.
+    pub const UFFD: VmFlags = VmFlags::UFFD_MODES.union(VmFlags::UFFD_CONTEXT);
+
+    /// The modes in which a mapping may be registered for user faults.
+    pub const UFFD_MODES: VmFlags = VmFlags::UFFD_MISSING.union(VmFlags::UFFD_WP).union(VmFlags::UFFD_MINOR);
+
+    /// The number of the context that user faults go to; 0 for none.
+    #[inline]
+    pub fn user_context(self) -> u16 {
+        (self.bits() >> 48) as u16
+    }
+
+    /// These flags, registered with context `number` in `modes` and no others; with 0 and none, not registered.
+    #[inline]
+    pub fn with_user_context(self, number: u16, modes: VmFlags) -> Self {
+        let context = VmFlags::from_bits_retain(u64::from(number) << 48);
+        self.difference(Self::UFFD).union(modes.intersection(Self::UFFD_MODES)).union(context)
     }
 
     /// True when stores go to copies of the pages.

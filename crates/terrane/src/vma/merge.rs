@@ -52,7 +52,7 @@ fn anon_fits<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
     match (low.anon_vma(), high.anon_vma()) {
         (None, None) => true,
         (Some(only), None) | (None, Some(only)) => only.is_root(),
-        (Some(a), Some(b)) => core::ptr::eq(a, b),
+        (Some(a), Some(b)) => core::ptr::eq(a, b) && low.kin() == high.kin(),
     }
 }
 

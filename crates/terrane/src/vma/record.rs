@@ -23,7 +23,7 @@ use crate::host::Host;
 use crate::machine::{Machine, Record};
 use crate::object::{MappingLink, Object};
 use crate::rmap::AnonVma;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, note_write};
+use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, note_write};
 use crate::sync::{Freeing, Participant, Pin, RetireLink, SeqCount, Shared};
 use crate::vma::VmFlags;
 use core::mem::offset_of;
@@ -34,6 +34,8 @@ use core::ptr::{self, NonNull};
 pub struct Vma<H: Host> {
     /// Even when the attributes are at rest; see [`SeqCount`].
     pub seq: SeqCount,
+    /// Which copy of a fork it belongs to; see [`kin`](Self::kin).
+    kin: AtomicU32,
     start: AtomicU64,
     end: AtomicU64,
     flags: AtomicU64,
@@ -110,6 +112,7 @@ impl<H: Host> Vma<H> {
         let vma = record.cast::<Self>();
         let value = Self {
             seq: SeqCount::new(),
+            kin: AtomicU32::new(0),
             start: AtomicU64::new(range.start),
             end: AtomicU64::new(range.end),
             flags: AtomicU64::new(flags.bits()),
@@ -255,6 +258,19 @@ impl<H: Host> Vma<H> {
         }
     }
 
+    /// In a space that came by `fork`: a number for each VMA that had an anon_vma then, and for its parts. VMAs of different
+    /// numbers are never merged: in Linux each VMA gets an anon_vma of its own in the child, and listings show that. 0 for all
+    /// others.
+    #[inline]
+    pub fn kin(&self) -> u32 {
+        self.kin.load(Ordering::Relaxed)
+    }
+
+    /// Sets [`kin`](Self::kin) of a VMA that has just been made.
+    pub fn set_kin(&self, kin: u32) {
+        self.kin.store(kin, Ordering::Relaxed);
+    }
+
     /// The anon_vma, if there is one.
     #[inline]
     pub fn anon_vma(&self) -> Option<&AnonVma<H>> {
@@ -320,4 +336,4 @@ impl<H: Host> Vma<H> {
     }
 }
 
-describe!([H: Host] Vma<H> { seq, start, end, flags, pgoff, anon, retire, link, next });
+describe!([H: Host] Vma<H> { seq, kin, start, end, flags, pgoff, anon, retire, link, next });

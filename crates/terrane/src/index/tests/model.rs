@@ -319,25 +319,31 @@ impl<'e, const N: usize, const F: usize> Model<'e, N, F> {
         let (low, high) = ((request.low / P).max(self.low), (request.high / P).min(self.high));
         let length = request.length / P;
         let aligned = |&page: &u64| ((page * P) ^ request.align_offset) & request.align_mask == 0;
-        let mut best = None;
-        let mut end_before = self.low;
         let entries = self.map.iter().map(|(&start, &(end, record))| {
             // SAFETY: in the index, so alive.
             (start, end, unsafe { record.as_ref() }.guard_below() / P)
         });
-        for (start, end, guard) in entries.chain([(self.high, self.high, 0)]) {
-            let bottom = end_before.max(low);
-            let top = start.saturating_sub(guard).min(high);
-            end_before = end;
-            if top < bottom + length {
-                continue;
-            }
-            match request.direction {
-                Direction::TopDown => best = (bottom..=top - length).rev().find(aligned).or(best),
-                Direction::BottomUp => best = best.or_else(|| (bottom..=top - length).find(aligned)),
-            }
+        let mut end_before = self.low;
+        let gaps = entries
+            .chain([(self.high, self.high, 0)])
+            .map(|(start, end, guard)| (std::mem::replace(&mut end_before, end).max(low), start, guard));
+        let gaps: Vec<_> = gaps.collect();
+        if request.direction == Direction::BottomUp {
+            return gaps.into_iter().find_map(|(bottom, start, guard)| {
+                let top = start.saturating_sub(guard).min(high);
+                (bottom..(top + 1).saturating_sub(length)).find(aligned).map(|page| page * P)
+            });
         }
-        best.map(|page| page * P)
+        let mut high = high;
+        gaps.into_iter().rev().find_map(|(bottom, start, guard)| {
+            let fit = |top: u64| (bottom..(top + 1).saturating_sub(length)).rev().find(aligned);
+            let limit = start.saturating_sub(guard);
+            if fit(start.min(high))? + length > limit {
+                // As in Linux: from now on below all of the guard, whatever else lies in it.
+                high = high.min(limit);
+            }
+            fit(start.min(high)).map(|page| page * P)
+        })
     }
 
     /// Compares everything.

@@ -147,7 +147,7 @@ fn flags_change_in_place<F: Format>() {
         assert_eq!(slot.set_dirty::<F>(page::<F>(3)), Err(raw));
         let raw = slot.set_dirty::<F>(raw).unwrap();
         assert_eq!(slot.load(), raw);
-        assert_eq!(F::flags(raw), PteFlags::all() - PteFlags::EXEC);
+        assert_eq!(F::flags(raw), PteFlags::all() - PteFlags::EXEC - PteFlags::USER_WP);
         assert_eq!(slot.write_protect::<F>(), raw);
         assert_eq!(F::flags(slot.load()), PteFlags::READ | PteFlags::ACCESSED | PteFlags::DIRTY);
         slot.clear_flags::<F>(PteFlags::ACCESSED | PteFlags::DIRTY);

@@ -1,4 +1,4 @@
-//! Advice (`madvise`), populating, and writing back.
+//! Advice (`madvise`), and populating.
 //!
 //! | module | advice |
 //! |---|---|
@@ -19,10 +19,11 @@ use super::sweep::Sweep;
 use super::{AddressSpace, page_range};
 use crate::addr::AddrRange;
 use crate::error::{Error, FaultError};
-use crate::fault::{self, Marks};
+use crate::fault::{self, Marks, user::events};
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
+use crate::reclaim;
 use crate::vma::{Access, Advice, VmFlags};
 use attributes::Attributes;
 use core::ops::Range;
@@ -71,6 +72,9 @@ impl<H: Host> AddressSpace<H> {
     /// at the same time come before or after, page by page.
     fn advise_entries(&self, cpu: &Cpu<H>, range: AddrRange, advice: Advice) -> Result<(), Error> {
         let mm = self.mm();
+        if matches!(advice, Advice::DontNeed | Advice::DontNeedLocked | Advice::Free) {
+            events::removing(mm, cpu, range);
+        }
         let mut result = Ok(());
         {
             let _steady = mm.share(cpu, range);
@@ -103,6 +107,9 @@ impl<H: Host> AddressSpace<H> {
                         }
                         Advice::GuardInstall => guard::install(mm, cpu, part, stores, &mut sweep)?,
                         Advice::GuardRemove => guard::remove(mm, cpu, part),
+                        _ if of_object && seen.flags.contains(VmFlags::UFFD_WP) => {
+                            sweep.forget_but_marks(part, stores);
+                        }
                         _ => sweep.forget(part, stores),
                     }
                     Ok(())
@@ -119,6 +126,10 @@ impl<H: Host> AddressSpace<H> {
             } else if !matches!(advice, Advice::GuardRemove) {
                 sweep.finish(range, false);
             }
+        }
+        if advice == Advice::PageOut {
+            // What is mapped there by now: nothing is lost by paging out too much.
+            reclaim::page_out(mm, cpu, range);
         }
         cpu.tidy();
         result
@@ -155,10 +166,14 @@ impl<H: Host> AddressSpace<H> {
 
     /// `MADV_REMOVE`: one mapping after the other.
     fn punch(&self, cpu: &Cpu<H>, range: AddrRange) -> Result<(), Error> {
+        events::removing(self.mm(), cpu, range);
         let hole = self.for_each_vma(cpu, range, |object, flags, pages| {
             let object = object.filter(|_| !flags.contains(VmFlags::LOCKED)).ok_or(Error::Invalid)?;
             if !flags.contains(VmFlags::SHARED.union(VmFlags::MAYWRITE)) {
                 return Err(Error::Access);
+            }
+            if object.is_device() {
+                return Err(Error::NoDevice);
             }
             object.punch(cpu, pages)
         })?;
@@ -178,27 +193,6 @@ impl<H: Host> AddressSpace<H> {
             }
             Ok(())
         })?;
-        if hole { Err(Error::NoMemory) } else { Ok(()) }
-    }
-
-    /// Writes the dirty pages of the file mappings in `len` bytes at `addr` to their files (`MS_SYNC`).
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an unaligned address or a range that wraps, [`Error::NoMemory`] for a hole (what is mapped is
-    /// written all the same), [`Error::Io`] when a file did not take a page; that page stays dirty.
-    pub fn sync(&self, cpu: &Cpu<H>, addr: u64, len: u64) -> Result<(), Error> {
-        let range = page_range(addr, len)?;
-        let mut result = Ok(());
-        let hole = self.for_each_vma(cpu, range, |object, flags, pages| {
-            if !flags.is_private()
-                && let Some(object) = object
-                && let Err(error) = object.write_back_pages(cpu, pages)
-            {
-                result = Err(error);
-            }
-            Ok(())
-        })?;
-        result?;
         if hole { Err(Error::NoMemory) } else { Ok(()) }
     }
 

@@ -263,3 +263,30 @@ fn what_many_processors_count_adds_up() {
     drop((space, file, memory));
     b.assert_nothing_left();
 }
+
+#[test]
+fn holes_in_objects_and_guards_are_counted() {
+    let b = Bench::new(2000);
+    let space = b.space(SpaceConfig::default());
+    let object = Object::file(&b.machine, TestFile::new(&[1; 16 * 4096])).unwrap();
+    let map = |shared| space.map(&b.cpu, MapRequest::object(&object, 0, 16 * PAGE_SIZE, RW, shared)).unwrap();
+    let (shared, private) = (map(true), map(false));
+    for at in [shared, private] {
+        space.advise(&b.cpu, at, 16 * PAGE_SIZE, Advice::PopulateRead).unwrap();
+    }
+    b.store(&space, private, 7).unwrap();
+    space.advise(&b.cpu, shared, 4 * PAGE_SIZE, Advice::Remove).unwrap();
+    assert_eq!(space.mm().rss(), Rss { anon: 1, file: 24, shmem: 0, swap: 0 });
+    check_counts(&b.cpu, &space);
+    let at = space.map_anonymous(&b.cpu, 8 * PAGE_SIZE).unwrap();
+    space.advise(&b.cpu, at, 8 * PAGE_SIZE, Advice::PopulateWrite).unwrap();
+    space.advise(&b.cpu, at + PAGE_SIZE, 2 * PAGE_SIZE, Advice::GuardInstall).unwrap();
+    space.advise(&b.cpu, at + 4 * PAGE_SIZE, 2 * PAGE_SIZE, Advice::Free).unwrap();
+    b.store(&space, at + 4 * PAGE_SIZE, 7).unwrap();
+    let footprint = footprint_at(&b, &space, at);
+    assert_eq!((footprint.anonymous, footprint.lazy_free), (6 << 12, 1 << 12));
+    assert_eq!((footprint.private_clean, footprint.private_dirty), (1 << 12, 5 << 12));
+    check_counts(&b.cpu, &space);
+    drop((space, object));
+    b.assert_nothing_left();
+}

@@ -93,12 +93,11 @@ impl Owner<'_> {
                 let new = self.some_prot();
                 let done = self.space.protect(&self.cpu, addr, len, new);
                 assert_eq!(done, if all_mapped { Ok(()) } else { Err(Error::NoMemory) }, "{range:?}");
-                if all_mapped {
-                    for page in range.clone() {
-                        match &mut self.pages[page] {
-                            Page::Private(prot, _) | Page::Object(prot) => *prot = new,
-                            Page::Unmapped => {}
-                        }
+                for page in range.clone() {
+                    match &mut self.pages[page] {
+                        Page::Private(prot, _) | Page::Object(prot) => *prot = new,
+                        // What lies behind a hole stays as it is.
+                        Page::Unmapped => break,
                     }
                 }
             }

@@ -21,6 +21,11 @@ fn entry(b: &Bench, space: &Space, addr: u64) -> (PteFlags, FrameFlags, bool) {
     (flags, meta.flags(), may_vanish(meta, flags))
 }
 
+/// The account of resident pages is right.
+fn counted(b: &Bench, space: &Space) {
+    assert_eq!(space.mm().rss().resident(), space.resident_pages(&b.cpu));
+}
+
 #[test]
 fn freed_pages_may_vanish_until_they_are_stored_to() {
     both(|b, config| {
@@ -146,8 +151,10 @@ fn guards_raise_signals_and_stay() {
             space.advise(&b.cpu, guard, PAGE_SIZE, Advice::GuardRemove).unwrap();
             assert_eq!(b.load(&space, at), Err(FaultError::Guard));
             assert_eq!(b.load(&space, guard), Ok(if at == file { 3 } else { 0 }));
+            counted(b, &space);
             space.unmap(&b.cpu, at, 4 * PAGE_SIZE).unwrap();
         }
+        counted(b, &space);
         assert_eq!(space.page_tables(), 1, "guards go with their mappings, and tables with them");
     });
 }
@@ -228,6 +235,8 @@ fn holes_in_objects_are_zeros_for_everybody_but_private_copies() {
             object.write_back(&b.cpu).unwrap();
             space.advise(&b.cpu, shared, 4 * PAGE_SIZE, Advice::Remove).unwrap();
             assert_eq!(object.resident(), 0);
+            counted(b, &space);
+            counted(b, &other);
         }
         assert!(file.holds(&[0; 4 * 4096 - 100]));
         file.refuse_writes(true);

@@ -3,9 +3,14 @@
 use super::super::races::Stage;
 use super::*;
 use crate::mm::HugePages;
-use crate::space::{MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT, MLOCK_ONFAULT};
+use crate::space::{LockAllFlags, LockFlags};
 use crate::vma::VmFlags;
 use std::thread;
+
+const MLOCK_ONFAULT: u32 = LockFlags::ONFAULT.bits();
+const MCL_CURRENT: u32 = LockAllFlags::CURRENT.bits();
+const MCL_FUTURE: u32 = LockAllFlags::FUTURE.bits();
+const MCL_ONFAULT: u32 = LockAllFlags::ONFAULT.bits();
 
 fn locked_pages(space: &Space) -> u64 {
     // The account, and what the mappings say.

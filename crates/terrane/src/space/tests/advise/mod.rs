@@ -1,8 +1,12 @@
 //! Advice, locking in memory, stacks, `mincore`, `msync`, device memory: what Linux 6.18 does, as found out by trying it there.
 
+mod device;
 mod entries;
+mod grow;
 mod holes;
 mod lock;
+mod mincore;
+mod sync;
 
 use super::{Bench, Space};
 use crate::addr::PAGE_SIZE;

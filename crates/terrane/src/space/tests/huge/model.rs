@@ -122,9 +122,7 @@ impl Run<'_> {
             14..24 => {
                 let prot = [RW, RW, Prot::READ, Prot::empty()][self.random.below(4) as usize];
                 assert_eq!(space.protect(cpu, addr, len, prot), or_hole(covered));
-                if covered {
-                    part.iter_mut().flatten().for_each(|page| page.prot = prot);
-                }
+                part.iter_mut().map_while(Option::as_mut).for_each(|page| page.prot = prot);
             }
             24..29 => {
                 assert_eq!(space.advise(cpu, addr, len, Advice::DontNeed), or_hole(covered));

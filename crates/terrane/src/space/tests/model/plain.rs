@@ -42,16 +42,19 @@ pub(super) struct Object {
     pub(super) writable: bool,
     /// Pages that may differ from the file's.
     pub(super) dirty: BTreeSet<u64>,
+    /// A page was not taken, and nobody has been told.
+    failed: bool,
 }
 
 impl Object {
     pub(super) fn memory(len: u64) -> Self {
-        Self { len, data: Vec::new(), file: None, writable: true, dirty: BTreeSet::new() }.whole()
+        Self { len, data: Vec::new(), file: None, writable: true, dirty: BTreeSet::new(), failed: false }
+            .whole()
     }
 
     pub(super) fn file(bytes: &[u8], writable: bool) -> Self {
         let (len, data) = (bytes.len() as u64, bytes.into());
-        Self { len, data, file: Some(bytes.into()), writable, dirty: BTreeSet::new() }.whole()
+        Self { len, data, file: Some(bytes.into()), writable, dirty: BTreeSet::new(), failed: false }.whole()
     }
 
     fn whole(mut self) -> Self {
@@ -84,6 +87,7 @@ impl Object {
     fn write_back(&mut self, pages: core::ops::Range<u64>, fails: bool) -> bool {
         let Some(file) = &mut self.file else { return false };
         let found: Vec<u64> = self.dirty.range(pages).copied().collect();
+        self.failed |= fails && !found.is_empty();
         if !fails {
             for index in &found {
                 let start = *index as usize * SIZE;
@@ -180,12 +184,37 @@ impl Plain {
         Ok(page)
     }
 
+    /// What a fault does below a stack.
+    fn grow(&mut self, addr: u64) {
+        if !LIMITS.contains(addr) || self.page(addr).is_some() {
+            return;
+        }
+        let n = number(addr);
+        let Some(first) = (n..PAGES as usize).find(|&n| self.pages[n].is_some()) else { return };
+        let Some(stack) = self.pages[first].clone().filter(|page| page.flags.contains(VmFlags::GROWSDOWN))
+        else {
+            return;
+        };
+        let below = (0..n).rev().find(|&n| self.pages[n].is_some());
+        let near = below.is_some_and(|below| {
+            let flags = self.pages[below].as_ref().map_or(VmFlags::empty(), |page| page.flags);
+            let distance = addr - address(below + 1);
+            flags.intersects(VmFlags::PROT)
+                && !flags.contains(VmFlags::GROWSDOWN)
+                && distance < STACK_GUARD_GAP
+        });
+        if !near {
+            self.pages[n..first].fill(Some(Page { own: None, guard: false, ..stack }));
+        }
+    }
+
     pub(super) fn load(
         &mut self,
         objects: &mut [Object],
         addr: u64,
         access: Access,
     ) -> Result<u64, FaultError> {
+        self.grow(addr);
         let page = self.touch(objects, addr, access)?;
         let within = (addr % PAGE_SIZE) as usize;
         let content = match (&page.own, page.shows) {
@@ -197,6 +226,7 @@ impl Plain {
     }
 
     pub(super) fn store(&mut self, objects: &mut [Object], addr: u64, value: u64) -> Result<(), FaultError> {
+        self.grow(addr);
         let page = self.touch(objects, addr, Access::Write)?;
         let within = (addr % PAGE_SIZE) as usize;
         let content = match (&mut page.own, page.shows) {
@@ -227,12 +257,15 @@ impl Plain {
 
     /// True when the range is free and keeps its distance from a stack above.
     fn fits(&self, range: AddrRange) -> bool {
+        self.is_free(range) && range.end <= self.guard_above(range)
+    }
+
+    /// Where the guard gap of the stack above begins, if a stack is what lies above.
+    fn guard_above(&self, range: AddrRange) -> u64 {
         let above = (number(range.end)..PAGES as usize).find(|&n| self.pages[n].is_some());
-        let guarded = above.is_some_and(|n| {
-            let stack = self.pages[n].as_ref().is_some_and(|page| page.flags.contains(VmFlags::GROWSDOWN));
-            stack && range.end > address(n).saturating_sub(STACK_GUARD_GAP)
-        });
-        self.is_free(range) && !guarded
+        let stack = above
+            .filter(|&n| self.pages[n].as_ref().is_some_and(|page| page.flags.contains(VmFlags::GROWSDOWN)));
+        stack.map_or(u64::MAX, |n| address(n).saturating_sub(STACK_GUARD_GAP))
     }
 
     fn place(&self, request: &MapRequest<TestHost>, len: u64) -> Result<u64, Error> {
@@ -242,12 +275,12 @@ impl Plain {
         }
         let fits = |addr: &u64| self.fits(AddrRange::new(*addr, *addr + len));
         if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
-            if !request.addr.is_multiple_of(PAGE_SIZE) {
-                return Err(Error::Invalid);
-            }
             let end = request.addr.checked_add(len).ok_or(Error::NoMemory)?;
             if end > LIMITS.end {
                 return Err(Error::NoMemory);
+            }
+            if !request.addr.is_multiple_of(PAGE_SIZE) {
+                return Err(Error::Invalid);
             }
             if request.addr < BASE {
                 return Err(Error::NotPermitted);
@@ -271,7 +304,20 @@ impl Plain {
         if low {
             return places.filter(|&addr| addr >= LOW).find(fits).ok_or(Error::NoMemory);
         }
-        let found = if self.top_down { places.rev().find(fits) } else { places.find(fits) };
+        if !self.top_down {
+            return places.find(fits).ok_or(Error::NoMemory);
+        }
+        // As in Linux: where the highest free place reaches into the guard gap of a stack, the search goes on below all of that.
+        let mut high = LIMITS.end;
+        let found = places.rev().find(|&addr| {
+            let range = AddrRange::new(addr, addr + len);
+            if range.end > high || !self.is_free(range) {
+                return false;
+            }
+            let gap = self.guard_above(range);
+            high = high.min(gap);
+            range.end <= gap
+        });
         found.ok_or(Error::NoMemory)
     }
 
@@ -294,6 +340,7 @@ impl Plain {
         flags.set(VmFlags::SHARED, shared);
         flags.set(VmFlags::GROWSDOWN, request.flags.contains(MapFlags::GROWSDOWN));
         flags.set(VmFlags::NORESERVE, request.flags.contains(MapFlags::NORESERVE));
+        flags.set(VmFlags::NOHUGEPAGE, request.flags.contains(MapFlags::STACK));
         if flags.contains(VmFlags::GROWSDOWN) && (object.is_some() || shared) {
             return Err(Error::Invalid);
         }
@@ -343,30 +390,21 @@ impl Plain {
         Ok(())
     }
 
-    /// The numbers of the range's pages, if `check` finds nothing wrong with any.
-    fn covered(
-        &self,
-        range: AddrRange,
-        check: impl Fn(&Page) -> Result<(), Error>,
-    ) -> Result<core::ops::Range<usize>, Error> {
-        for at in (range.start..range.end).step_by(SIZE) {
-            check(self.page(at).ok_or(Error::NoMemory)?)?;
-        }
-        Ok(if range.is_empty() { 0..0 } else { number(range.start)..number(range.end) })
-    }
-
     pub(super) fn protect(&mut self, addr: u64, len: u64, prot: Prot) -> Result<(), Error> {
         if !addr.is_multiple_of(PAGE_SIZE) {
             return Err(Error::Invalid);
         }
         let range = page_range(addr, len).map_err(|_| Error::NoMemory)?;
         let forbidden = |page: &Page| prot.contains(Prot::WRITE) && !page.flags.contains(VmFlags::MAYWRITE);
-        let pages = self.covered(range, |page| if forbidden(page) { Err(Error::Access) } else { Ok(()) });
-        if range.end > LIMITS.end && !range.is_empty() {
-            return Err(Error::NoMemory);
-        }
-        for page in self.pages[pages?].iter_mut().flatten() {
-            page.flags = page.flags.with_prot(prot);
+        for at in (range.start..range.end).step_by(SIZE) {
+            let page = self.page(at).ok_or(Error::NoMemory)?;
+            if forbidden(page) {
+                return Err(Error::Access);
+            }
+            // What lies before an obstacle is changed.
+            if let Some(page) = &mut self.pages[number(at)] {
+                page.flags = page.flags.with_prot(prot);
+            }
         }
         Ok(())
     }
@@ -466,23 +504,35 @@ impl Plain {
         child
     }
 
-    pub(super) fn sync(&self, objects: &mut [Object], addr: u64, len: u64, fails: bool) -> Result<(), Error> {
-        let range = page_range(addr, len)?;
-        let (mut hole, mut failed) = (false, false);
+    /// `ends`: where mappings end. What fails ends the call behind the mapping in which it does.
+    pub(super) fn sync(
+        &self,
+        objects: &mut [Object],
+        addr: u64,
+        len: u64,
+        fails: bool,
+        ends: &BTreeSet<u64>,
+    ) -> Result<(), Error> {
+        if !addr.is_multiple_of(PAGE_SIZE) {
+            return Err(Error::Invalid);
+        }
+        let range = page_range(addr, len).map_err(|_| Error::NoMemory)?;
+        let mut hole = false;
         for at in (range.start..range.end).step_by(SIZE) {
+            let last = ends.contains(&(at + PAGE_SIZE)) || at + PAGE_SIZE == range.end;
             match self.page(at) {
                 Some(Page { flags, shows: Some((object, index)), .. }) if !flags.is_private() => {
-                    failed |= objects[*object].write_back(*index..index + 1, fails) && fails;
+                    let object = &mut objects[*object];
+                    object.write_back(*index..index + 1, fails);
+                    if last && core::mem::take(&mut object.failed) {
+                        return Err(Error::Io);
+                    }
                 }
                 Some(_) => {}
                 None => hole = true,
             }
         }
-        match (failed, hole) {
-            (true, _) => Err(Error::Io),
-            (_, true) => Err(Error::NoMemory),
-            _ => Ok(()),
-        }
+        if hole { Err(Error::NoMemory) } else { Ok(()) }
     }
 }
 

@@ -1,0 +1,200 @@
+//! Where the private memory of a space comes from, on a machine with [nodes](crate::frame::nodes).
+//!
+//! A space has a policy, and a range may have one of its own. Those of ranges are kept in a table of the space, and a VMA names its place in the
+//! table in five bits of its attributes ([`NUMBER`]): so merging compares policies for free, a fault reads the number with the rest, and a space
+//! has at most 31 different ones. Places are not given back while the space lives: they say what they say for good.
+//!
+//! A policy is for pages that are made from now on: first touches and copies. Pages that are read back from swap, and pages of objects, come from
+//! where the CPU is. Memory with a policy gets no huge pages.
+
+use super::Mm;
+use crate::addr::{Frame, PAGE_SHIFT};
+use crate::error::Error;
+use crate::frame::{NodeMask, Ram};
+use crate::host::Host;
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::vma::VmFlags;
+
+/// The bits of a VMA's attributes that number its policy; 0: the space's.
+pub const NUMBER: VmFlags = VmFlags::from_bits_retain(31 << SHIFT);
+const SHIFT: u32 = 43;
+const PLACES: usize = 32;
+
+/// How a policy chooses among its nodes (`MPOL_…`, with Linux's numbers).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+#[repr(u8)]
+pub enum PolicyMode {
+    /// As the space does; for the space: where the CPU is.
+    #[default]
+    Default = 0,
+    /// The first of the nodes if it has memory, else any.
+    Preferred = 1,
+    /// These nodes only.
+    Bind = 2,
+    /// Page after page from the nodes in turn, by the page's number; any when that has none.
+    Interleave = 3,
+}
+
+/// Where memory comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub struct Policy {
+    /// How it is chosen.
+    pub mode: PolicyMode,
+    /// Among which nodes; none for [`PolicyMode::Default`].
+    pub nodes: NodeMask,
+}
+
+impl Policy {
+    /// Where the CPU is.
+    pub const DEFAULT: Policy = Policy { mode: PolicyMode::Default, nodes: NodeMask(0) };
+
+    fn word(self) -> u64 {
+        (self.mode as u64) << 32 | u64::from(self.nodes.0)
+    }
+
+    fn of_word(word: u64) -> Self {
+        let mode = match word >> 32 {
+            1 => PolicyMode::Preferred,
+            2 => PolicyMode::Bind,
+            3 => PolicyMode::Interleave,
+            _ => return Self::DEFAULT,
+        };
+        Self { mode, nodes: NodeMask(word as u32) }
+    }
+
+    /// Checks it against the nodes that there are.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a mode that needs nodes without any, for nodes with the default, for nodes that do not exist.
+    pub fn check(self, there: NodeMask) -> Result<(), Error> {
+        let fits = (self.mode == PolicyMode::Default) == self.nodes.is_empty();
+        if fits && self.nodes.0 & !there.0 == 0 { Ok(()) } else { Err(Error::Invalid) }
+    }
+
+    /// True when page number `page` may be on `node`.
+    pub fn allows(self, node: usize, page: u64) -> bool {
+        match self.mode {
+            PolicyMode::Default => true,
+            PolicyMode::Preferred => self.nodes.iter().next() == Some(node),
+            PolicyMode::Bind => self.nodes.contains(node),
+            PolicyMode::Interleave => self.nodes.nth_round(page) == Some(node),
+        }
+    }
+
+    /// A frame for page number `page`; its contents are unspecified. `None` when there is none where the policy wants it.
+    pub(crate) fn allocate<H: Host>(self, ram: &Ram<'_, H>, page: u64) -> Option<Frame> {
+        match self.mode {
+            PolicyMode::Default => ram.allocate(),
+            PolicyMode::Bind => self.nodes.iter().find_map(|node| ram.allocate_on(node)),
+            PolicyMode::Preferred | PolicyMode::Interleave => {
+                let turn = if self.mode == PolicyMode::Interleave { page } else { 0 };
+                self.nodes.nth_round(turn).and_then(|node| ram.allocate_on(node)).or_else(|| ram.allocate())
+            }
+        }
+    }
+}
+
+/// The policies of a space: its own, and those of its ranges by number.
+pub(crate) struct Policies([AtomicU64; PLACES]);
+
+impl Policies {
+    pub(super) fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; PLACES])
+    }
+
+    /// The policy that a VMA with these attributes has.
+    #[inline]
+    pub(crate) fn of(&self, flags: VmFlags) -> Policy {
+        Policy::of_word(self.0[number_of(flags)].load(Ordering::Relaxed))
+    }
+
+    /// The policy of the space.
+    pub(crate) fn own(&self) -> Policy {
+        self.of(VmFlags::empty())
+    }
+
+    /// Sets the policy of the space.
+    pub(crate) fn set_own(&self, policy: Policy) {
+        self.0[0].store(policy.word(), Ordering::Relaxed);
+    }
+
+    /// The attributes that name `policy`, which gets a place if it has none.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`] when there are 31 others.
+    pub(crate) fn number(&self, policy: Policy) -> Result<VmFlags, Error> {
+        let word = policy.word();
+        if word == 0 {
+            return Ok(VmFlags::empty());
+        }
+        for (number, place) in self.0.iter().enumerate().skip(1) {
+            let mut there = place.load(Ordering::Acquire);
+            if there == 0 {
+                let taken = place.compare_exchange(0, word, Ordering::AcqRel, Ordering::Acquire);
+                there = taken.err().unwrap_or(word);
+            }
+            if there == word {
+                return Ok(VmFlags::from_bits_retain((number as u64) << SHIFT));
+            }
+        }
+        Err(Error::NoMemory)
+    }
+
+    /// Makes them those of `parent`, for a fork.
+    pub(crate) fn copy_from(&self, parent: &Self) {
+        for (mine, theirs) in self.0.iter().zip(&parent.0) {
+            mine.store(theirs.load(Ordering::Acquire), Ordering::Release);
+        }
+    }
+}
+
+#[inline]
+fn number_of(flags: VmFlags) -> usize {
+    ((flags.bits() >> SHIFT) & 31) as usize
+}
+
+impl<H: Host> Mm<H> {
+    /// A frame for the page at `addr` of a VMA with these attributes.
+    #[inline]
+    pub(crate) fn allocate_page(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
+        match self.policies.of(flags) {
+            Policy::DEFAULT => ram.allocate(),
+            policy => policy.allocate(ram, addr >> PAGE_SHIFT),
+        }
+    }
+
+    /// The only nodes from which the memory of a VMA with these attributes may come.
+    pub(crate) fn bound_to(&self, flags: VmFlags) -> Option<NodeMask> {
+        let policy = self.policies.of(flags);
+        (policy.mode == PolicyMode::Bind).then_some(policy.nodes)
+    }
+
+    /// True when the memory of a VMA with these attributes comes from where the CPU is.
+    #[inline]
+    pub(crate) fn is_placed_by_default(&self, flags: VmFlags) -> bool {
+        self.policies.of(flags) == Policy::DEFAULT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_get_numbers_and_keep_them() {
+        let policies = Policies::new();
+        let bind = |nodes| Policy { mode: PolicyMode::Bind, nodes: NodeMask(nodes) };
+        assert_eq!(policies.number(Policy::DEFAULT), Ok(VmFlags::empty()));
+        for n in 1..32 {
+            let flags = policies.number(bind(n)).unwrap();
+            assert!(NUMBER.contains(flags) && !flags.is_empty());
+            assert_eq!(policies.number(bind(n)), Ok(flags));
+            assert_eq!(policies.of(flags | VmFlags::READ), bind(n));
+        }
+        assert_eq!(policies.number(bind(99)), Err(Error::NoMemory));
+        policies.set_own(bind(2));
+        let copy = Policies::new();
+        copy.copy_from(&policies);
+        assert_eq!((copy.own(), copy.of(policies.number(bind(7)).unwrap())), (bind(2), bind(7)));
+    }
+}

@@ -1,0 +1,158 @@
+//! Where memory comes from, on a machine of several nodes.
+
+use super::Bench;
+use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
+use crate::error::{Error, FaultError};
+use crate::frame::{Node, NodeMask};
+use crate::host::FrameRange;
+use crate::space::{MapRequest, Policy, PolicyFlags, PolicyMode, SpaceConfig};
+use crate::stats::Counter;
+use crate::sync::CpuId;
+use crate::testing::{TestHost, TestSwap};
+use crate::vma::Prot;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+
+/// Three nodes: of 600, 900 and 100 frames.
+fn bench() -> Bench {
+    let bench = Bench::on(TestHost::new(1, 1600), 4);
+    let node = |first, count, cpus| Node { frames: FrameRange { first: Frame(first), count }, cpus };
+    let nodes = [node(1, 600, &[][..]), node(601, 900, &[CpuId(0), CpuId(1)]), node(1501, 100, &[CpuId(2)])];
+    let frames = bench.machine.frames();
+    assert_eq!(frames.set_nodes(&[]), Err(Error::Invalid));
+    assert_eq!(frames.set_nodes(&[nodes[0], nodes[0]]), Err(Error::Invalid));
+    assert_eq!(frames.set_nodes(&[node(1, 1601, &[])]), Err(Error::Invalid));
+    assert_eq!((frames.nodes(), frames.node_of(Frame(700))), (NodeMask(1), 0));
+    frames.set_nodes(&nodes).unwrap();
+    assert_eq!(frames.set_nodes(&nodes), Err(Error::Exists));
+    assert_eq!(frames.nodes(), NodeMask(7));
+    assert_eq!([1, 600, 601, 1500, 1501, 1600].map(|n| frames.node_of(Frame(n))), [0, 0, 1, 1, 2, 2]);
+    bench
+}
+
+fn policy(mode: PolicyMode, nodes: u32) -> Policy {
+    Policy { mode, nodes: NodeMask(nodes) }
+}
+
+#[test]
+fn pages_are_made_where_the_policy_says() {
+    let bench = bench();
+    let cpu = &bench.cpu;
+    let space = bench.space(SpaceConfig::default());
+    let at = space.map(cpu, MapRequest::anonymous(40 * PAGE_SIZE, RW)).unwrap();
+    let set = |from: u64, to: u64, policy, flags| {
+        space.set_policy(cpu, at + from * PAGE_SIZE, (to - from) * PAGE_SIZE, policy, flags)
+    };
+    set(0, 10, policy(PolicyMode::Bind, 1), PolicyFlags::empty()).unwrap();
+    set(10, 20, policy(PolicyMode::Interleave, 5), PolicyFlags::empty()).unwrap();
+    set(20, 30, policy(PolicyMode::Preferred, 4), PolicyFlags::empty()).unwrap();
+    assert_eq!(space.mappings(cpu).unwrap().len(), 4);
+    // Alike again: one mapping again.
+    set(0, 30, Policy::DEFAULT, PolicyFlags::empty()).unwrap();
+    assert_eq!(space.mappings(cpu).unwrap().len(), 1);
+    set(0, 10, policy(PolicyMode::Bind, 1), PolicyFlags::empty()).unwrap();
+    set(10, 20, policy(PolicyMode::Interleave, 5), PolicyFlags::empty()).unwrap();
+    set(20, 30, policy(PolicyMode::Preferred, 4), PolicyFlags::empty()).unwrap();
+    for n in 0..40 {
+        bench.store(&space, at + n * PAGE_SIZE, n).unwrap();
+    }
+    let node = |n: u64| space.node_at(cpu, at + n * PAGE_SIZE).unwrap();
+    for n in 0..10 {
+        let turn = [0, 2][((at >> PAGE_SHIFT) + n + 10) as usize % 2];
+        assert_eq!((node(n), node(n + 10), node(n + 20), node(n + 30)), (0, turn, 2, 1), "page {n}");
+    }
+    assert_eq!(space.policy_at(cpu, at + 9 * PAGE_SIZE), Ok(policy(PolicyMode::Bind, 1)));
+    assert_eq!(space.policy_at(cpu, at + 35 * PAGE_SIZE), Ok(Policy::DEFAULT));
+    assert_eq!(space.policy_at(cpu, at + 40 * PAGE_SIZE), Err(Error::BadAddress));
+    // A child has the policies of its parent, and copies by them.
+    set(0, 40, policy(PolicyMode::Bind, 4), PolicyFlags::empty()).unwrap();
+    let child = space.fork(cpu).unwrap();
+    bench.store(&child, at, 1).unwrap();
+    assert_eq!((child.node_at(cpu, at), node(0)), (Some(2), 0));
+    space.set_own_policy(cpu, policy(PolicyMode::Interleave, 3)).unwrap();
+    assert_eq!((space.own_policy().nodes, child.own_policy()), (NodeMask(3), Policy::DEFAULT));
+    let more = space.map(cpu, MapRequest::anonymous(4 * PAGE_SIZE, RW)).unwrap();
+    for n in 0..4 {
+        bench.store(&space, more + n * PAGE_SIZE, n).unwrap();
+        assert_eq!(space.node_at(cpu, more + n * PAGE_SIZE), Some(((more >> PAGE_SHIFT) + n) as usize % 2));
+    }
+    space.destroy(cpu);
+    child.destroy(cpu);
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn misplaced_pages_are_told_of_or_moved() {
+    let bench = bench();
+    let cpu = &bench.cpu;
+    let space = bench.space(SpaceConfig::default());
+    let at = space.map(cpu, MapRequest::anonymous(200 * PAGE_SIZE, RW)).unwrap();
+    let len = 200 * PAGE_SIZE;
+    for n in 0..200 {
+        bench.store(&space, at + n * PAGE_SIZE, n).unwrap();
+    }
+    let node = |n: u64| space.node_at(cpu, at + n * PAGE_SIZE).unwrap();
+    let bind = |nodes| policy(PolicyMode::Bind, nodes);
+    assert_eq!(space.set_policy(cpu, at, len, bind(1), PolicyFlags::STRICT), Err(Error::Io));
+    assert_eq!((space.policy_at(cpu, at), node(7)), (Ok(Policy::DEFAULT), 1));
+    space.set_policy(cpu, at, len, bind(1), PolicyFlags::STRICT | PolicyFlags::MOVE).unwrap();
+    assert!((0..200).all(|n| node(n) == 0 && bench.load(&space, at + n * PAGE_SIZE) == Ok(n)));
+    assert_eq!(bench.machine.stats().sum(Counter::PgMigrate), 200);
+    // Shared pages stay, unless asked for.
+    let child = space.fork(cpu).unwrap();
+    let all = PolicyFlags::STRICT | PolicyFlags::MOVE_ALL;
+    assert_eq!(
+        space.set_policy(cpu, at, len, bind(2), PolicyFlags::STRICT | PolicyFlags::MOVE),
+        Err(Error::Io)
+    );
+    assert_eq!(space.set_policy(cpu, at, len, bind(2), all), Ok(()));
+    assert!((0..200).all(|n| node(n) == 1 && child.node_at(cpu, at + n * PAGE_SIZE) == Some(1)));
+    // A node that is too small.
+    assert_eq!(space.set_policy(cpu, at, len, bind(4), all), Err(Error::Io));
+    let there: Vec<_> = (0..200).map(node).collect();
+    assert!(there.iter().filter(|&&node| node == 2).count() >= 80);
+    assert!((0..200).all(|n| bench.load(&child, at + n * PAGE_SIZE) == Ok(n)));
+    // Arguments.
+    let none = PolicyFlags::empty();
+    assert_eq!(space.set_policy(cpu, at + 1, 1, bind(1), none), Err(Error::Invalid));
+    assert_eq!(space.set_policy(cpu, at, 1, bind(8), none), Err(Error::Invalid));
+    assert_eq!(space.set_policy(cpu, at, 1, bind(0), none), Err(Error::Invalid));
+    assert_eq!(space.set_policy(cpu, at, 1, policy(PolicyMode::Default, 1), none), Err(Error::Invalid));
+    assert_eq!(space.set_policy(cpu, at + len, PAGE_SIZE, bind(1), none), Err(Error::BadAddress));
+    assert_eq!(space.set_policy(cpu, at, 0, bind(1), none), Ok(()));
+    space.destroy(cpu);
+    child.destroy(cpu);
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn memory_bound_to_a_full_node_is_swapped_and_others_stay() {
+    let bench = bench();
+    let cpu = &bench.cpu;
+    let space = bench.space(SpaceConfig::default());
+    let far = space.map(cpu, MapRequest::anonymous(300 * PAGE_SIZE, RW)).unwrap();
+    for n in 0..300 {
+        bench.store(&space, far + n * PAGE_SIZE, n).unwrap();
+    }
+    let at = space.map(cpu, MapRequest::anonymous(250 * PAGE_SIZE, RW)).unwrap();
+    space.set_policy(cpu, at, 250 * PAGE_SIZE, policy(PolicyMode::Bind, 4), PolicyFlags::empty()).unwrap();
+    // Without swap it is an error, though other nodes have memory.
+    let full = (0..250).find(|n| bench.store(&space, at + n * PAGE_SIZE, *n).is_err()).unwrap();
+    assert!(full > 80 && full <= 100, "{full}");
+    assert_eq!(bench.store(&space, at + full * PAGE_SIZE, 1), Err(FaultError::OutOfMemory));
+    bench.machine.swap_on(Box::new(TestSwap::new(1024))).unwrap();
+    for n in 0..250 {
+        bench.store(&space, at + n * PAGE_SIZE, n).unwrap();
+    }
+    assert!(bench.machine.stats().sum(Counter::PswpOut) >= 150);
+    for n in 0..300 {
+        assert!(space.translate(cpu, far + n * PAGE_SIZE, crate::vma::Access::Read).is_some());
+    }
+    for n in 0..250 {
+        assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(n));
+    }
+    space.destroy(cpu);
+    bench.assert_nothing_left();
+}

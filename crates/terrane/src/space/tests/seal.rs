@@ -1,0 +1,77 @@
+//! Sealed mappings, and spaces that begin anew. The answers are Linux 6.18's.
+
+use super::{Bench, Space};
+use crate::addr::PAGE_SIZE as P;
+use crate::error::{Error, FaultError};
+use crate::space::{MapRequest, SpaceConfig};
+use crate::vma::{Prot, RemapFlags, VmFlags};
+
+const RW: Prot = Prot::READ.union(Prot::WRITE);
+const BASE: u64 = 0x1000_0000;
+const FIXED: RemapFlags = RemapFlags::MAYMOVE.union(RemapFlags::FIXED);
+
+fn sealed(bench: &Bench, space: &Space) -> (usize, u64) {
+    let found = space.mappings(&bench.cpu).unwrap();
+    let sealed = found.iter().filter(|mapping| mapping.flags.contains(VmFlags::SEALED));
+    (found.len(), sealed.map(|mapping| mapping.range.pages()).sum())
+}
+
+#[test]
+fn sealed_mappings_stay() {
+    let bench = Bench::new(600);
+    let (space, cpu) = (bench.space(SpaceConfig::default()), &bench.cpu);
+    let page = |n: u64| BASE + n * P;
+    space.map(cpu, MapRequest::anonymous(8 * P, RW).fixed(BASE)).unwrap();
+    bench.store(&space, page(3), 3).unwrap();
+    assert_eq!(space.mseal(cpu, page(0), P, 1), Err(Error::Invalid));
+    assert_eq!(space.mseal(cpu, page(0) + 1, P, 0), Err(Error::Invalid));
+    assert_eq!(space.mseal(cpu, page(0), u64::MAX, 0), Err(Error::Invalid));
+    assert_eq!(space.mseal(cpu, page(0), 0u64.wrapping_sub(P), 0), Err(Error::Invalid));
+    assert_eq!(space.mseal(cpu, page(40), 0, 0), Ok(()));
+    assert_eq!(space.mseal(cpu, page(4), 5 * P, 0), Err(Error::NoMemory));
+    assert_eq!(sealed(&bench, &space), (1, 0));
+    assert_eq!(space.mseal(cpu, page(2), 2 * P - 1, 0), Ok(()));
+    assert_eq!(sealed(&bench, &space), (3, 2));
+    let no = Err(Error::NotPermitted);
+    // Not even in part, and nothing else of the range.
+    for (from, to) in [(0, 8), (2, 4), (3, 4), (1, 3), (3, 8)] {
+        assert_eq!(space.unmap(cpu, page(from), (to - from) * P), no);
+        let request = MapRequest::anonymous((to - from) * P, RW).fixed(page(from));
+        assert_eq!(space.map(cpu, request), Err(Error::NotPermitted));
+    }
+    assert_eq!(space.protect(cpu, page(2), P, Prot::READ), no);
+    assert_eq!(space.protect(cpu, page(2), P, RW), no);
+    let remap = |from, old, new, flags, to| space.remap(cpu, page(from), old * P, new * P, flags, page(to));
+    let refused = Err(Error::NotPermitted);
+    assert_eq!(remap(2, 2, 2, FIXED, 20), refused);
+    assert_eq!(remap(2, 2, 1, RemapFlags::empty(), 0), refused);
+    assert_eq!(remap(2, 2, 2, RemapFlags::empty(), 0), refused);
+    assert_eq!(remap(0, 8, 1, RemapFlags::empty(), 0), refused, "cuts it off");
+    assert_eq!(remap(6, 2, 2, FIXED, 1), refused, "in its place");
+    assert_eq!(sealed(&bench, &space), (3, 2));
+    // What lies before it is given the new protection.
+    assert_eq!(space.protect(cpu, page(0), 8 * P, Prot::READ), no);
+    assert_eq!(bench.store(&space, page(0), 1), Err(FaultError::NotAllowed));
+    assert_eq!((bench.store(&space, page(3), 4), bench.store(&space, page(5), 1)), (Ok(()), Ok(())));
+    // A child has it too. What is sealed in one go is one mapping.
+    let child = space.fork(cpu).unwrap();
+    assert_eq!(child.unmap(cpu, page(2), P), no);
+    space.unmap(cpu, page(0), 2 * P).unwrap();
+    assert_eq!(space.mseal(cpu, page(2), 6 * P, 0), Ok(()));
+    assert_eq!(sealed(&bench, &space), (1, 6));
+    // The heap.
+    space.set_heap(cpu, 0x200_0000).unwrap();
+    space.brk(cpu, 0x200_0000 + 4 * P);
+    space.mseal(cpu, 0x200_0000 + 2 * P, P, 0).unwrap();
+    assert_eq!(space.brk(cpu, 0x200_0000 + P), 0x200_0000 + 4 * P);
+    assert_eq!(space.brk(cpu, 0x200_0000 + 3 * P), 0x200_0000 + 3 * P);
+    // Nothing lasts for ever.
+    space.exec(cpu);
+    assert_eq!((sealed(&bench, &space), space.heap().end), ((0, 0), 0));
+    assert_eq!((space.mapped_bytes(), space.data_bytes()), (0, 0));
+    space.map(cpu, MapRequest::anonymous(P, RW).fixed(page(2))).unwrap();
+    assert_eq!(bench.load(&space, page(2)), Ok(0));
+    space.unmap(cpu, page(2), P).unwrap();
+    drop((space, child));
+    bench.assert_nothing_left();
+}
