@@ -342,8 +342,9 @@ fn msync_takes_what_the_table_says() {
     for number in [1, 2, 4, 8, 16] {
         let (_machine, cpu, space) = stage();
         let at = space.map(cpu.core(), MapRequest::shared_anonymous(8192, RW)).unwrap();
-        let taken =
-            rows.iter().any(|row| row.kind() == Some("SyncFlags") && row.number() == number && row.is_taken());
+        let taken = rows
+            .iter()
+            .any(|row| row.kind() == Some("SyncFlags") && row.number() == number && row.is_taken());
         assert_eq!(space.msync(cpu.core(), at, 8192, number as u32).is_ok(), taken, "{number:#x}");
     }
 }

@@ -134,7 +134,7 @@ impl Judge {
     pub fn step(&mut self, op: &Op) -> Result<Outcome, Stop> {
         let at = self.at;
         self.at += 1;
-        if machine::is_pending(op, &self.areas, self.has_forked) {
+        if machine::is_pending(op, self.has_forked) {
             return Ok(Outcome::Nothing);
         }
         let outcome = match *op {

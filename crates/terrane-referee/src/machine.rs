@@ -12,9 +12,10 @@ use terrane::host::Memory;
 use terrane::mm::HugePages;
 use terrane::object::{Object, Page};
 use terrane::page_table::{Level, Pte, X86_64};
+use terrane::space::linux::OpenFile;
 use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
 use terrane::sync::Shared;
-use terrane::vma::{MapFlags, Prot, RemapFlags};
+use terrane::vma::{MapFlags, Prot};
 use terrane::{Error, FaultError, PAGE_SHIFT, PAGE_SIZE};
 use terrane_hosted::{Cpu, HostFile, Hosted, HostedMachine, Interrupted, MachineConfig, Space};
 
@@ -176,7 +177,7 @@ impl Terrane {
                 if self.plant == Some(Plant::Protect) && prot == 0 && addr % PAGE_SIZE == 0 && len < 1 << 30 {
                     Ok(0)
                 } else {
-                    done(space.protect(cpu, addr, len, Prot::from_bits_truncate(prot as u32)))
+                    done(space.mprotect(cpu, addr, len, prot))
                 }
             }
             Op::Brk { end } => Ok(space.brk(cpu, end)),
@@ -184,9 +185,7 @@ impl Terrane {
             Op::ProcessAdvise { addr, len, and, for_len, advice } => {
                 space.process_madvise(cpu, &[(addr, len), (and, for_len)], advice as i32, false)
             }
-            Op::Remap { addr, old, new, flags, to } => {
-                space.remap(cpu, addr, old, new, RemapFlags::from_bits_retain(flags as u32), to)
-            }
+            Op::Remap { addr, old, new, flags, to } => space.mremap(cpu, addr, old, new, flags, to),
             Op::Lock { addr, len } => done(space.mlock(cpu, addr, len)),
             Op::Lock2 { addr, len, flags } => done(space.mlock2(cpu, addr, len, flags as u32)),
             Op::Unlock { addr, len } => done(space.munlock(cpu, addr, len)),
@@ -195,11 +194,8 @@ impl Terrane {
                 space.munlockall(cpu);
                 Ok(0)
             }
-            Op::Sync { addr, len, flags } => {
-                // What the system call checks before it looks at the space.
-                let bad = flags & !7 != 0 || flags & 5 == 5;
-                if bad { Err(Error::Invalid) } else { done(space.sync(cpu, addr, len)) }
-            }
+            Op::Sync { addr, len, flags } => done(space.msync(cpu, addr, len, flags as u32)),
+            Op::Seal { addr, len, flags } => done(space.mseal(cpu, addr, len, flags)),
             _ => return Err(format!("Terrane does not have ‘{}’ yet", Op::NAMES[op.kind()])),
         };
         Ok(match result {
@@ -219,23 +215,13 @@ impl Terrane {
         file: u64,
         offset: u64,
     ) -> Result<u64, Error> {
-        let anonymous = flags as i32 & libc::MAP_ANONYMOUS != 0;
-        // The system call, which hands the offset on in pages.
-        if !offset.is_multiple_of(PAGE_SIZE) {
-            return Err(Error::Invalid);
-        }
-        let object =
-            if anonymous { None } else { self.files.get(file as usize).map(|file| file.object.clone()) };
-        let request = MapRequest {
-            addr,
-            len,
-            prot: Prot::from_bits_truncate(prot as u32),
-            flags: MapFlags::from_bits_retain(flags as u32 & !(libc::MAP_ANONYMOUS as u32)),
-            object,
-            offset,
-            align: PAGE_SIZE,
-        };
-        space.map(self.cpu.core(), request)
+        let file = self.files.get(file as usize).map(|file| OpenFile {
+            object: &file.object,
+            readable: true,
+            writable: true,
+            append_only: false,
+        });
+        space.mmap(self.cpu.core(), addr, len, prot, flags, file.as_ref(), offset)
     }
 
     /// Loads, stores, and what concerns files only.
@@ -440,87 +426,46 @@ const MAP_FLAGS: u64 = MapFlags::all().bits() as u64 | libc::MAP_ANONYMOUS as u6
 
 /// Attributes that Terrane keeps, in Linux's bits.
 pub fn known_flags() -> u64 {
-    // Nothing is accounted yet.
-    terrane::vma::VmFlags::all().bits() & !0x10_0000
+    terrane::vma::VmFlags::all().bits()
 }
 
 /// True when Terrane has the call with these arguments: others are not generated.
 pub fn is_supported(op: &Op) -> bool {
     match *op {
         Op::Map { flags, file, .. } => {
-            let kind = flags & 0xf;
             let anonymous = flags as i32 & libc::MAP_ANONYMOUS != 0;
-            flags & !MAP_FLAGS == 0 && (kind != 3 || HAS_SHARED_VALIDATE) && (anonymous || file != NO_FILE)
+            flags & !MAP_FLAGS == 0 && (anonymous || file != NO_FILE)
         }
         Op::Protect { prot, .. } => prot <= 7,
-        Op::Resident { .. } | Op::Seal { .. } => false,
+        Op::Resident { .. } => false,
         _ => true,
     }
 }
 
-/// `MAP_SHARED_VALIDATE` is both `SHARED` and `PRIVATE`, which Terrane refuses so far.
-const HAS_SHARED_VALIDATE: bool = false;
-
 /// True for calls that Terrane is known to answer wrongly so far: neither side makes them.
-pub fn is_pending(op: &Op, areas: &[Area], has_forked: bool) -> bool {
-    let hole = |addr: u64, len: u64| {
-        let end = (addr.saturating_add(len) + 4095) & !4095;
-        let mut at = addr;
-        for area in areas {
-            if area.start <= at && at < area.end {
-                at = area.end;
-            }
-        }
-        at < end
-    };
+pub fn is_pending(op: &Op, has_forked: bool) -> bool {
     match *op {
-        // Collapsing looks at lengths before it looks whether it may.
-        Op::Advise { advice: 25, .. } => true,
-        // Loads need no permission when populating; guards are to make an anon_vma.
-        Op::Advise { advice: 22 | 102, .. } | Op::ProcessAdvise { advice: 22 | 25 | 102, .. } => true,
+        // What was paged out is not there for a while.
+        Op::Advise { advice: 21, .. } | Op::ProcessAdvise { advice: 21, .. } => true,
+        // Since 6.18.44 a guard gives the mapping an attribute and no anon_vma, which decides what it merges with.
+        Op::Advise { advice: 102, .. } | Op::ProcessAdvise { advice: 102, .. } => true,
         // The last page of all addresses wraps.
         Op::Lock { addr, .. } | Op::Lock2 { addr, .. } | Op::Unlock { addr, .. } if addr >= USER_END => true,
-        // What is locked on fault is not populated.
-        Op::LockAll { flags } if flags & 4 != 0 => true,
-        Op::Lock2 { flags, .. } if flags & 1 != 0 => true,
-        // Having come through a fork keeps mappings apart that Terrane joins.
-        Op::Advise { .. }
+        // Advice that discards is not refused; what a refused call has divided by then stays divided in Linux.
+        Op::Seal { .. } => true,
+        // What is left mapped is unlocked as a whole, and counts as locked a while longer; what is to go may wrap. What came by
+        // a fork grows into a neighbour that was never touched.
+        Op::Remap { flags, old, .. } => flags & 4 != 0 || old > 1 << 46 || has_forked,
+        // A fork unlocks, and so leaves mappings side by side that are alike. They are joined when one of them changes, and by
+        // Terrane also when what is asked for holds already.
+        Op::Protect { .. }
+        | Op::Advise { .. }
         | Op::ProcessAdvise { .. }
+        | Op::Lock { .. }
         | Op::Lock2 { .. }
         | Op::Unlock { .. }
-        | Op::Lock { .. }
         | Op::LockAll { .. }
-        | Op::UnlockAll { .. } => has_forked,
-        // Locked mappings are to lose that as a whole; the limit of locked memory comes before the want of room, and what
-        // moves is counted too little against it.
-        Op::Remap { flags, old, new, .. } => flags & 6 != 0 || has_forked || new > old,
-        // Accounting keeps mappings apart that Terrane joins, and so does having come through a fork.
-        Op::Protect { addr, len, prot } => {
-            let end = addr.saturating_add(len).saturating_add(PAGE_SIZE);
-            let accounts = |area: &Area| {
-                !area.shared && (area.prot ^ prot as u8) & 2 != 0 && area.end > addr && area.start < end
-            };
-            len < 1 << 40 && addr < USER_END && (hole(addr, len) || has_forked || areas.iter().any(accounts))
-        }
-        // Locked mappings are not busy yet; a range that wraps has the wrong errno.
-        Op::Sync { flags, .. } if flags & 2 != 0 => true,
-        Op::Sync { addr, len, .. } => addr.checked_add(len).is_none_or(|end| end > u64::MAX - PAGE_SIZE),
-        // No page is kept free above the heap; a heap that was unmapped shrinks all the same.
-        Op::Brk { .. } => true,
-        // The size of files is looked at before the place; the guard gap of stacks keeps less free.
-        Op::Map { len, flags, offset, .. }
-            if len > 1 << 46 || offset > 1 << 46 || flags as i32 & libc::MAP_GROWSDOWN != 0 =>
-        {
-            true
-        }
-        Op::Map { addr, flags, .. } => {
-            let fixed = (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) as u64;
-            // Hints are rounded up; alignment comes before the end of all addresses; the type is looked at before the
-            // place; stacks of threads merge.
-            (!addr.is_multiple_of(PAGE_SIZE) && (flags & fixed == 0 || addr >= USER_END))
-                || !matches!(flags & 0xf, 1 | 2)
-                || flags as i32 & libc::MAP_STACK != 0
-        }
+        | Op::UnlockAll {} => has_forked,
         _ => false,
     }
 }

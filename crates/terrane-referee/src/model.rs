@@ -120,7 +120,7 @@ impl Model {
         }
     }
 
-    /// True for a call that Terrane is known to answer wrongly so far: protecting over a hole changes nothing there.
+    /// True for a call that the model does not follow: protecting over a hole, which changes what lies before it.
     pub fn is_pending(&self, op: &Op) -> bool {
         let Op::Protect { addr, len, .. } = *op else { return false };
         let space = self.spaces[self.acting].as_ref();

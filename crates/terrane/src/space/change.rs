@@ -719,24 +719,22 @@ impl<'a, H: Host> Change<'a, H> {
 
     /// Merges VMAs in and beside `range` that have become one mapping.
     pub(super) fn merge_around(&mut self, range: AddrRange) {
-        // From above, so that each boundary is still there when it is looked at. Boundaries inside: only where several
-        // VMAs lay in the range.
-        self.merge_at(range.end);
-        let mut at = range.end;
-        loop {
-            let below = {
+        // From below, as Linux does: where anon_vmas allow a VMA to be joined with one of its neighbours only, that decides.
+        self.merge_at(range.start);
+        let mut at = range.start;
+        while at < range.end {
+            let found = {
                 let pin = self.cpu.pin();
-                self.mm.index.last_starting_before(&pin, at).map(Vma::start)
+                self.mm.next_vma(&pin, at, range.end).map(|(_, seen)| seen.range.end)
             };
-            match below {
-                Some(start) if start > range.start => {
-                    self.merge_at(start);
-                    at = start;
+            match found {
+                Some(end) if end <= range.end => {
+                    self.merge_at(end);
+                    at = end;
                 }
                 _ => break,
             }
         }
-        self.merge_at(range.start);
     }
 
     /// Cuts `gone` off the VMA that ends with it and reaches below it; it is to be swept after. False when there is no such

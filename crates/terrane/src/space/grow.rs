@@ -7,8 +7,8 @@
 //!
 //! Source: Linux since 4.12 keeps 256 pages between a stack and a mapping below that may be accessed and is no stack itself.
 
-use super::AddressSpace;
 use super::change::Change;
+use super::{AddressSpace, Limit};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_floor};
 use crate::error::{FaultError, OutOfMemory};
 use crate::fault::{self, Translation};
@@ -106,15 +106,18 @@ impl<H: Host> AddressSpace<H> {
                 && !too_near
                 && grown.start >= config.range.start
                 && pages <= stack.pgoff
-                && config.stack_limit.is_none_or(|limit| stack.range.end - grown.start <= limit)
-                && config
-                    .address_limit
+                && self.limit(Limit::Stack).is_none_or(|limit| stack.range.end - grown.start <= limit)
+                && self
+                    .limit(Limit::Address)
                     .is_none_or(|limit| mm.mapped.sum() as u64 + pages <= limit >> PAGE_SHIFT)
+                && self.check_commit(stack.flags, pages).is_ok()
                 && self.check_memlock(stack.flags, pages).is_ok();
             if !fits {
                 return Err(FaultError::NotMapped);
             }
         }
+        // As in Linux, a stack that grows has an anon_vma from then on, and so a fork looks into its entries.
+        fault::prepare_anon_held(mm, cpu, grown.end)?;
         super::retry_with_memory(cpu, || change.plan(&cpu.pin(), 1))
             .map_err(|OutOfMemory| FaultError::OutOfMemory)?;
         let is_stack = |flags: VmFlags| flags.contains(VmFlags::GROWSDOWN);

@@ -5,9 +5,10 @@
 
 use super::change::Change;
 use super::map::MapRequest;
+use super::place::Fits;
 use super::sweep::Sweep;
 use super::{AddressSpace, Limit};
-use crate::addr::{AddrRange, PAGE_SHIFT, page_ceil, page_floor};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil, page_floor};
 use crate::error::Error;
 use crate::host::Host;
 use crate::index::Entry;
@@ -75,9 +76,10 @@ impl<H: Host> AddressSpace<H> {
             change.hold_limits();
         }
         let pin = cpu.pin();
-        // What follows keeps its distance: the guard gap of a stack.
+        // What follows keeps its distance: a page, as in Linux, and the guard gap of a stack.
         let next = self.mm().index.first_ending_after(&pin, grown.start);
-        if next.is_some_and(|vma| vma.start().saturating_sub(vma.guard_below()) < grown.end) {
+        let limit = next.map_or(u64::MAX, |vma| vma.start().saturating_sub(vma.guard_below()));
+        if grown.end + PAGE_SIZE > limit {
             return Err(Error::NoMemory);
         }
         let future = self.mm().future_flags();
@@ -94,7 +96,10 @@ impl<H: Host> AddressSpace<H> {
         self.check_commit(flags, grown.pages())?;
         change.plan(&pin, 1)?;
         let lock = self.config().rmap_lock_on_end_move;
-        change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock, None);
+        // As in Linux: the heap continues what it has, and not what lies below its start.
+        let first = grown.start <= heap.start;
+        let fits = first.then_some(Fits { up: false, down: false });
+        change.insert_or_extend(pin, grown, flags, grown.start >> PAGE_SHIFT, None, lock, fits);
         self.mm().note_heap(cpu);
         self.mm().heap.set(heap);
         Ok(())
@@ -104,6 +109,10 @@ impl<H: Host> AddressSpace<H> {
         let mut change = Change::begin(self.mm(), cpu, gone);
         if self.has_limits() {
             change.hold_limits();
+        }
+        // As in Linux: what is gone already cannot be given back.
+        if change.is_free(&cpu.pin(), gone) {
+            return Err(Error::NoMemory);
         }
         change.plan_splits()?;
         change.check_seals(&cpu.pin(), gone)?;

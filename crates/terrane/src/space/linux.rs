@@ -105,18 +105,30 @@ impl<H: Host> AddressSpace<H> {
         }
         let future = self.mm().future_flags();
         let locked = if map.contains(MapFlags::LOCKED) { future | VmFlags::LOCKED } else { future };
-        self.check_memlock(locked, len / PAGE_SIZE)?;
+        let lockable = self.check_memlock(locked, len / PAGE_SIZE);
         let prot = Prot::from_bits_truncate(prot as u32);
-        let mut map = map.difference(MapFlags::SHARED | MapFlags::PRIVATE | MapFlags::DROPPABLE);
-        map |= match file {
-            Some(file) => kind_of_file(file, prot, flags, len, offset)?,
+        let map = map.difference(MapFlags::SHARED | MapFlags::PRIVATE | MapFlags::DROPPABLE);
+        let kind = match file {
+            Some(file) => kind_of_file(file, prot, flags, len, offset),
             None => match flags & MAP_TYPE {
-                MAP_SHARED => MapFlags::SHARED,
-                MAP_PRIVATE => MapFlags::PRIVATE,
-                MAP_DROPPABLE => MapFlags::PRIVATE | MapFlags::DROPPABLE,
-                _ => return Err(Error::Invalid),
+                MAP_SHARED => Ok(MapFlags::SHARED),
+                MAP_PRIVATE => Ok(MapFlags::PRIVATE),
+                MAP_DROPPABLE => Ok(MapFlags::PRIVATE | MapFlags::DROPPABLE),
+                _ => Err(Error::Invalid),
             },
         };
+        let stack = map.contains(MapFlags::GROWSDOWN);
+        let kind = kind.and_then(|kind| {
+            let is_memory = file.is_none() && kind == MapFlags::PRIVATE;
+            if stack && !is_memory { Err(Error::Invalid) } else { Ok(kind) }
+        });
+        let kind = lockable.and(kind).map_err(|error| {
+            let request = MapRequest { addr, flags: map, ..MapRequest::anonymous(len, prot) };
+            let has_room = map.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE)
+                || self.candidate(cpu, &request, len).is_some();
+            if has_room { error } else { Error::NoMemory }
+        })?;
+        let map = map | kind;
         let object = file.map(|file| file.object.clone());
         self.map(cpu, MapRequest { addr, len, prot, flags: map, object, offset, align: PAGE_SIZE })
     }

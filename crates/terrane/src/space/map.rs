@@ -99,7 +99,9 @@ impl<H: Host> AddressSpace<H> {
         if request.flags.contains(MapFlags::LOCKED) || self.mm().future_flags().contains(VmFlags::LOCKED) {
             let _ = self.fill_locked(cpu, AddrRange::new(addr, addr + len), true);
         }
-        if request.flags.contains(MapFlags::POPULATE) && !request.flags.contains(MapFlags::NONBLOCK) {
+        // As in Linux: what is locked as it is touched is not filled in before.
+        let fills = request.flags & (MapFlags::POPULATE | MapFlags::NONBLOCK) == MapFlags::POPULATE;
+        if fills && !self.mm().future_flags().contains(VmFlags::LOCKONFAULT) {
             // As in Linux: what cannot be filled in is left to faults, which will say why.
             let private_write =
                 request.prot.contains(Prot::WRITE) && request.flags.contains(MapFlags::PRIVATE);

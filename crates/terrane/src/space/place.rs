@@ -13,7 +13,7 @@
 use super::change::Change;
 use super::map::MapRequest;
 use super::{AddressSpace, SpaceConfig};
-use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_floor};
 use crate::error::Error;
 use crate::host::Host;
 use crate::index::{Direction, Entry, GapRequest};
@@ -197,7 +197,7 @@ impl<H: Host> AddressSpace<H> {
     }
 
     /// Addresses that look free.
-    fn candidate(&self, cpu: &Cpu<H>, request: &MapRequest<H>, len: u64) -> Option<u64> {
+    pub(super) fn candidate(&self, cpu: &Cpu<H>, request: &MapRequest<H>, len: u64) -> Option<u64> {
         if let (Some(stretches), true) = (&self.stretches, is_anywhere(request)) {
             let (mm, config) = (self.mm(), self.config());
             let ask = |range: AddrRange| ask(config, request, len, range, Direction::TopDown);
@@ -287,9 +287,9 @@ fn place<H: Host>(
     })
 }
 
-/// The hint, rounded up to a page, if the range there is free and keeps the guard gap of a stack above.
+/// The hint, rounded down to a page, if the range there is free and keeps the guard gap of a stack above.
 fn hint<H: Host>(mm: &Mm<H>, pin: &Pin<'_>, limits: AddrRange, addr: u64, len: u64) -> Option<u64> {
-    let addr = page_ceil(addr)?.max(limits.start);
+    let addr = page_floor(addr).max(limits.start);
     let range = AddrRange::of_len(addr, len).filter(|range| range.end <= limits.end)?;
     let free = mm
         .index

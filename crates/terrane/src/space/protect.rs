@@ -78,6 +78,9 @@ impl<H: Host> AddressSpace<H> {
         }
         drop(change);
         cpu.tidy();
+        for part in plan.fills.into_iter().filter(|part| !part.is_empty()) {
+            let _ = self.fill_locked(cpu, part, true);
+        }
         plan.result
     }
 
@@ -134,8 +137,11 @@ impl<H: Host> AddressSpace<H> {
         let pin = cpu.pin();
         let (vma, seen) = mm.vma_at(&pin, range.start)?;
         let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
-        let sealed = seen.flags.contains(VmFlags::SEALED);
-        if !seen.range.covers(range) || !seen.flags.contains(may) || vma.object().is_some() || sealed {
+        if !seen.range.covers(range)
+            || !seen.flags.contains(may)
+            || vma.object().is_some()
+            || seen.flags.intersects(VmFlags::SEALED.union(VmFlags::LOCKED))
+        {
             return None;
         }
         if seen.flags.prot() == prot {
@@ -167,6 +173,9 @@ impl<H: Host> AddressSpace<H> {
     }
 }
 
+/// So many parts of a range are noted one by one; what lies between later ones is filled in with them.
+const FILLS: usize = 4;
+
 struct Plan {
     /// Up to the first obstacle.
     range: AddrRange,
@@ -174,6 +183,8 @@ struct Plan {
     result: Result<(), Error>,
     changes: bool,
     of_object: bool,
+    /// Locked private memory becomes writable: as in Linux, it is copied at once.
+    fills: [AddrRange; FILLS],
     splits: usize,
     growth: Growth,
 }
@@ -181,6 +192,7 @@ struct Plan {
 impl<H: Host> Change<'_, H> {
     fn check_protect(&self, range: AddrRange, prot: Prot) -> Plan {
         let (mut changes, mut of_object, mut growth) = (false, false, Growth::default());
+        let mut fills = [AddrRange::new(0, 0); FILLS];
         let mut reached = range.start;
         let pin = self.cpu.pin();
         let mut result = Err(Error::NoMemory);
@@ -201,6 +213,14 @@ impl<H: Host> Change<'_, H> {
             changes |= flags.prot() != prot;
             growth.add(flags, protected(vma, flags, prot), seen.range.intersection(range));
             of_object |= vma.object().is_some();
+            let locked = VmFlags::WRITE | VmFlags::SHARED | VmFlags::LOCKED_MASK;
+            if flags & locked == VmFlags::LOCKED && prot.contains(Prot::WRITE) {
+                let part = seen.range.intersection(range);
+                match fills.iter_mut().find(|fill| fill.is_empty()) {
+                    Some(free) => *free = part,
+                    None => fills[FILLS - 1].end = part.end,
+                }
+            }
             reached = seen.range.end.min(range.end);
             ControlFlow::Continue(())
         });
@@ -209,7 +229,7 @@ impl<H: Host> Change<'_, H> {
         }
         let range = AddrRange::new(range.start, reached);
         let splits = if range.is_empty() { 0 } else { self.splits(&pin, range) };
-        Plan { range, result, changes, of_object, splits, growth }
+        Plan { range, result, changes, of_object, fills, splits, growth }
     }
 
     /// VMAs that reach over a boundary of `range`.

@@ -463,8 +463,9 @@ impl<H: Host> AddressSpace<H> {
             let pgoff = source.seen.index_of(wish.addr);
             let object = source.object.clone();
             into.insert(cpu.pin(), new, moved_flags(source.seen.flags), pgoff, object);
-            into.merge_at(new.end);
+            // From below: see `Change::merge_around`.
             into.merge_at(new.start);
+            into.merge_at(new.end);
             return Ok(());
         }
         let taken = old.take_out(from);
@@ -521,8 +522,8 @@ impl<H: Host> AddressSpace<H> {
             }
         }
         into.link(made);
-        into.merge_at(new.end);
         into.merge_at(new.start);
+        into.merge_at(new.end);
         Ok(())
     }
 }

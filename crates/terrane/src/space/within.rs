@@ -88,17 +88,20 @@ impl<H: Host> Change<'_, H> {
                 // No fault may set one of the pointers while they are compared and joined.
                 all.into_iter().flatten().for_each(Vma::freeze_anon);
             }
-            if let Some(high) = high
-                && let Some(spare) = absorb(vma, high)
-            {
-                (rest.spare[1], gone[1]) = (spare, Some(NonNull::from(high)));
-                edit.absorb_above();
-            }
+            // Downwards first, as Linux does: where their anon_vmas allow one of the two only, that decides.
+            let mut whole = vma;
             if let Some(low) = low
                 && let Some(spare) = absorb(low, vma)
             {
                 (rest.spare[0], gone[0]) = (spare, Some(NonNull::from(vma)));
                 edit.absorb_into_below();
+                whole = low;
+            }
+            if let Some(high) = high
+                && let Some(spare) = absorb(whole, high)
+            {
+                (rest.spare[1], gone[1]) = (spare, Some(NonNull::from(high)));
+                edit.absorb_above();
             }
             for vma in all.into_iter().flatten().filter(|vma| !vma.seq.is_dead()) {
                 vma.thaw_anon(None);

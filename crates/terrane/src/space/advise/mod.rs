@@ -17,14 +17,14 @@ mod process;
 use super::splits::Splits;
 use super::sweep::Sweep;
 use super::{AddressSpace, page_range};
-use crate::addr::AddrRange;
+use crate::addr::{AddrRange, PAGE_SIZE};
 use crate::error::{Error, FaultError};
 use crate::fault::{self, Marks, user::events};
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::object::Object;
 use crate::reclaim;
-use crate::vma::{Access, Advice, VmFlags};
+use crate::vma::{Access, Advice, VmFlags, Vma};
 use attributes::Attributes;
 use core::ops::Range;
 use marks::take_marks;
@@ -197,11 +197,29 @@ impl<H: Host> AddressSpace<H> {
     }
 
     fn populate(&self, cpu: &Cpu<H>, range: AddrRange, access: Access) -> Result<(), Error> {
-        fault::populate(self.mm(), cpu, range, access).map_err(|(_, error)| match error {
-            // As Linux: the mapping is there, but not for this.
-            FaultError::NotAllowed => Error::Invalid,
-            error => error.as_populate_error(),
-        })
+        let needs = if access == Access::Write { VmFlags::WRITE } else { VmFlags::READ };
+        let mut at = range.start;
+        while at < range.end {
+            // A first look at the mapping: as in Linux, loads need the permission here, which they need nowhere else.
+            let seen = {
+                let pin = cpu.pin();
+                self.mm().index.find(&pin, at).and_then(Vma::read).filter(|seen| seen.range.contains(at))
+            };
+            if seen.is_some_and(|seen| !seen.flags.contains(needs) || seen.flags.intersects(VmFlags::SPECIAL))
+            {
+                return Err(Error::Invalid);
+            }
+            let end = seen.map_or(at + PAGE_SIZE, |seen| seen.range.end).min(range.end);
+            fault::populate(self.mm(), cpu, AddrRange::new(at, end), access).map_err(
+                |(_, error)| match error {
+                    // As Linux: the mapping is there, but not for this.
+                    FaultError::NotAllowed => Error::Invalid,
+                    error => error.as_populate_error(),
+                },
+            )?;
+            at = end;
+        }
+        Ok(())
     }
 }
 

@@ -41,8 +41,13 @@ impl<H: Host> AddressSpace<H> {
         if from_outside && !for_others {
             return Err(Error::Invalid);
         }
+        // As in Linux: nothing at all is nothing to look at, and nor is an empty range behind others.
+        if ranges.iter().all(|&(_, len)| len == 0) {
+            return Ok(0);
+        }
         let mut done = 0;
-        for &(addr, len) in ranges {
+        let looked_at = |&(nth, &(_, len)): &(usize, &(u64, u64))| nth == 0 || len > 0;
+        for (_, &(addr, len)) in ranges.iter().enumerate().filter(looked_at) {
             let len = len.min(BYTES_MAX - done);
             match self.madvise(cpu, addr, len, number) {
                 Ok(()) => done += len,

@@ -1,6 +1,6 @@
 //! The plain model: what an address space is, a page at a time, without anything clever.
 
-use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil, page_floor};
 use crate::error::{Error, FaultError};
 use crate::mm::STACK_GUARD_GAP;
 use crate::space::MapRequest;
@@ -294,7 +294,7 @@ impl Plain {
         }
         let low = request.flags.contains(MapFlags::LOW_2GIB);
         if request.addr != 0 {
-            let hint = page_ceil(request.addr).map(|hint| hint.max(BASE));
+            let hint = Some(page_floor(request.addr).max(BASE));
             let inside = |hint: &u64| hint.checked_add(len).is_some_and(|end| end <= LIMITS.end);
             if let Some(hint) = hint.filter(inside).filter(fits) {
                 return Ok(hint);
@@ -422,10 +422,16 @@ impl Plain {
             Advice::PopulateRead | Advice::PopulateWrite => {
                 let write = advice == Advice::PopulateWrite;
                 let access = if write { Access::Write } else { Access::Read };
-                return self.populate(objects, range, access).map_err(|error| match error {
-                    FaultError::NotAllowed => Error::Invalid,
-                    error => error.as_populate_error(),
-                });
+                // Loads need the permission here, which they need nowhere else.
+                let needs = if write { VmFlags::WRITE } else { VmFlags::READ };
+                for at in (range.start..range.end).step_by(SIZE) {
+                    if self.page(at).is_some_and(|page| !page.flags.contains(needs)) {
+                        return Err(Error::Invalid);
+                    }
+                    let one = AddrRange::new(at, at + PAGE_SIZE);
+                    self.populate(objects, one, access).map_err(FaultError::as_populate_error)?;
+                }
+                return Ok(());
             }
             Advice::Normal => (VmFlags::empty(), pattern),
             Advice::Random => (VmFlags::RAND_READ, pattern),
@@ -474,9 +480,13 @@ impl Plain {
             return now;
         }
         if new < old {
+            if self.is_free(AddrRange::new(new, old)) {
+                return now;
+            }
             let _ = self.unmap(new, old - new);
         } else if new > old {
-            if new > LIMITS.end || !self.fits(AddrRange::new(old, new)) {
+            let grown = AddrRange::new(old, new.saturating_add(PAGE_SIZE).min(LIMITS.end));
+            if new > LIMITS.end || !self.fits(grown) {
                 return now;
             }
             let flags =
