@@ -37,24 +37,6 @@ fn a_short_run_finds_no_difference() {
     assert_eq!(all, 6000);
 }
 
-/// For hunting: `SEED`, `SEEDS` and `OPERATIONS` say what; as `terrane referee`, without the rest of the command.
-#[test]
-#[ignore = "takes minutes"]
-fn a_long_run_finds_no_difference() {
-    let number =
-        |name: &str, default| std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default);
-    let (seed, seeds, operations) = (number("SEED", 1), number("SEEDS", 200), number("OPERATIONS", 5000));
-    let plan = Plan { seed, seeds, operations, threads: number("THREADS", 2) as usize, plant: None };
-    let start = std::time::Instant::now();
-    let Some(report) = possible(run::run(&plan, &helper, &|_| {})) else { return };
-    let all: u64 = report.tallies.iter().map(|tally| tally.all()).sum();
-    println!("{all} operations, {} seeds, {:?}", report.scripts, start.elapsed());
-    if let Some(found) = &report.found {
-        println!("{}", told(found));
-        std::process::exit(1);
-    }
-}
-
 #[test]
 fn what_was_found_once_is_right_now() {
     let Some(mut judge) = possible(run::judge(&helper, None)) else { return };

@@ -11,7 +11,7 @@ use terrane::Frame;
 use terrane::frame::{FrameList, Grace};
 use terrane::host::Ticket;
 use terrane::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use terrane::sync::{Epoch, Freeing, Participant, Recent, RetireLink};
+use terrane::sync::{CpuId, Epoch, Freeing, Participant, Recent, RetireLink};
 
 #[repr(C)]
 struct Object {
@@ -40,19 +40,27 @@ unsafe impl Sync for Scene {}
 // SAFETY: as above.
 unsafe impl Send for Scene {}
 
+impl Scene {
+    /// One object, in its place, and two processors.
+    fn new() -> (Arc<Self>, [CpuId; 2]) {
+        let object = Box::new(Object { link: RetireLink::new(), value: UnsafeCell::new(7) });
+        let scene = Arc::new(Scene {
+            epoch: Epoch::try_new(2).unwrap(),
+            current: AtomicPtr::new(std::ptr::from_ref(&*object).cast_mut()),
+            object,
+        });
+        let ids = [(); 2].map(|()| {
+            let me = scene.epoch.register().unwrap();
+            drop(me.pin());
+            me.id()
+        });
+        (scene, ids)
+    }
+}
+
 /// A reader against someone who unlinks, retires and frees.
 fn retiring() {
-    let object = Box::new(Object { link: RetireLink::new(), value: UnsafeCell::new(7) });
-    let scene = Arc::new(Scene {
-        epoch: Epoch::try_new(2).unwrap(),
-        current: AtomicPtr::new(std::ptr::from_ref(&*object).cast_mut()),
-        object,
-    });
-    let ids = [(); 2].map(|()| {
-        let me = scene.epoch.register().unwrap();
-        drop(me.pin());
-        me.id()
-    });
+    let (scene, ids) = Scene::new();
     assert!(!scene.current.load(Ordering::Relaxed).is_null());
     let other = Arc::clone(&scene);
     let reader = thread::spawn(move || {
@@ -84,17 +92,7 @@ fn retiring() {
 
 /// A reader that keeps what it found from one pin to the next, against someone who unlinks, retires and frees.
 fn remembering() {
-    let object = Box::new(Object { link: RetireLink::new(), value: UnsafeCell::new(7) });
-    let scene = Arc::new(Scene {
-        epoch: Epoch::try_new(2).unwrap(),
-        current: AtomicPtr::new(std::ptr::from_ref(&*object).cast_mut()),
-        object,
-    });
-    let ids = [(); 2].map(|()| {
-        let me = scene.epoch.register().unwrap();
-        drop(me.pin());
-        me.id()
-    });
+    let (scene, ids) = Scene::new();
     let other = Arc::clone(&scene);
     let reader = thread::spawn(move || {
         // SAFETY: this thread is that processor.

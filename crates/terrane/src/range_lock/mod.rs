@@ -57,7 +57,7 @@
 //!
 //! # Who may break it
 //!
-//! Whoever locks while pinned; whoever waits for a range while it holds another; whoever forgets a [`Held`] (its range stays locked).
+//! Whoever locks while pinned ([`RangeLock::lock_at_once`] does not wait, and may be asked); whoever waits for a range while it holds another; whoever forgets a [`Held`] (its range stays locked).
 //!
 //! # Source
 //!

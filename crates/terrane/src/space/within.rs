@@ -1,6 +1,17 @@
 //! A change of attributes within one VMA, in one step: dividing it, or merging it with what lies beside it, under one lock
 //! of one leaf. `Change::set_flags` and `Change::merge_around` do the same for any range, with a step for each VMA
 //! and each boundary; this is for the calls that programs make again and again.
+//!
+//! # Why it is right
+//!
+//! All that is changed is in one leaf, whose lock is held: records leave a leaf, and have their brackets opened, under that lock
+//! only, so nobody else changes any of the three. Their counters are made odd together, behind one fence
+//! (`SeqCount::write_begin_all`), before the first attribute changes; faults that have read one of them before fail to
+//! validate. Their `anon` pointers are frozen while they are compared and joined, and the one in the middle stays frozen until it is
+//! known whether it goes as well: thawed before, a fault could set it, and the anon_vma would be lost with the record.
+//!
+//! The neighbours' addresses are not held, only their records: as in `Change::merge_at`, a merge changes nothing that the
+//! addresses mean. A listing is told of each record that reaches beyond the range before its bracket opens.
 
 use super::change::{Change, Records, part_off};
 use crate::addr::AddrRange;
