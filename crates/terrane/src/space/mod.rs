@@ -3,7 +3,7 @@
 //! | module | what |
 //! |---|---|
 //! | `config` | how a space behaves |
-//! | `change` | a layout change under way: what it has reserved, splitting, merging, removing, sweeping |
+//! | `change` | a layout change under way: what it has reserved, splitting, merging, removing (`change::remove`), sweeping |
 //! | `place`, `stretch` | finding free addresses |
 //! | `splits`, `collapse` | dividing and making huge pages |
 //! | `within` | a change of attributes within one VMA, in one step |
