@@ -30,6 +30,7 @@
 //! A page that is being read stands in its slot with [`FrameFlags::LOCKED`] set. Whoever needs it waits on its
 //! flags, holding nothing, and looks again.
 
+mod bytes;
 mod cache;
 mod identity;
 mod io;

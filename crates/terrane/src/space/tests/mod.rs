@@ -3,6 +3,7 @@
 mod accounts;
 mod advise;
 mod basics;
+mod bytes;
 mod huge;
 mod limits;
 mod linux;
