@@ -6,12 +6,13 @@ use crate::failure::{Failure, one_line};
 use crate::measure::Experiment;
 use crate::measure::threads::processors;
 use crate::soak::Plant;
-use crate::{bench, experiments, referee, soak};
+use crate::{bench, boot, experiments, referee, soak};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Measures Terrane, a virtual-memory manager, beside its baselines and beside the kernel it runs on.
 ///
@@ -88,6 +89,32 @@ enum Command {
         #[arg(long, value_name = "WHAT", hide = true)]
         plant: Option<referee::Wrong>,
     },
+    /// Runs a Linux program on Terrane’s kernel, in an emulator
+    #[command(after_help = AFTER_BOOT)]
+    Boot {
+        #[command(flatten)]
+        guest: GuestOptions,
+        /// How address spaces are locked: one lock for each, or none in a fault and ranges in a call
+        #[arg(long, value_name = "HOW", default_value = "speculative", hide_possible_values = false)]
+        locking: boot::Locking,
+        /// Waits for a debugger before the first instruction, and says how to attach one
+        #[arg(long)]
+        gdb: bool,
+        /// Prints the counters in the end, as perf stat does
+        #[arg(long)]
+        stat: bool,
+        /// Shows the kernel’s own notes
+        #[arg(long)]
+        verbose: bool,
+        /// Writes a report as JSON (see docs/json.md); - is standard output, and the program’s goes to standard error
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// A static ELF program for x86-64
+        program: PathBuf,
+        /// What it is called with
+        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Lists what can be measured, and which source each repeats
     List,
     /// Serves as the helper of the referee
@@ -103,6 +130,42 @@ enum Command {
         /// What to measure
         probe: String,
     },
+}
+
+/// The guest's machine.
+#[derive(Args)]
+struct GuestOptions {
+    /// Processors of the guest
+    #[arg(long, value_name = "N", default_value = "2", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=64))]
+    cpus: u16,
+    /// Memory of the guest, with K, M or G
+    #[arg(long, value_name = "SIZE", default_value = "1G", allow_negative_numbers = true, value_parser = boot::bytes)]
+    memory: u64,
+    /// Puts a file or a folder into the guest; may be repeated
+    #[arg(long = "file", value_name = "HOST=GUEST", value_parser = boot::given)]
+    files: Vec<boot::Given>,
+    /// Sets a variable of the program’s environment; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = boot::variable)]
+    env: Vec<String>,
+    /// Ends the guest after this time [default: none]
+    #[arg(long, value_name = "S", allow_negative_numbers = true, value_parser = long)]
+    timeout: Option<f64>,
+    /// What runs the guest’s instructions
+    #[arg(long, value_name = "WHAT", default_value = "auto")]
+    accel: boot::Choice,
+    /// Terrane’s kernel [default: that of this checkout, built if need be, or the one beside this command]
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Adds a word to the kernel’s command line, like swap=64M; may be repeated
+    #[arg(long = "append", value_name = "WORD")]
+    words: Vec<String>,
+}
+
+impl From<GuestOptions> for boot::Wanted {
+    fn from(options: GuestOptions) -> Self {
+        let GuestOptions { cpus, memory, files, env, timeout, accel, kernel, words } = options;
+        Self { cpus, memory, accel, files, env, timeout: timeout.map(Duration::from_secs_f64), kernel, words }
+    }
 }
 
 #[derive(Args)]
@@ -158,6 +221,23 @@ Examples:
 
 Exit status: 0 no difference, 1 there is one, 2 wrong arguments, a kernel that cannot be asked, a file that cannot be written.";
 
+/// What a guest is, and what comes out.
+const AFTER_BOOT: &str = "\
+The program is any static Linux program for x86-64: build one with gcc -static or musl-gcc -static. It starts in a machine of its
+own, as the first process of Terrane’s kernel, with the files that it is given and nothing else: it lies in /bin, /tmp and /dev/shm
+are there to write to. Its standard streams are those of the command. The emulator is qemu-system-x86_64.
+
+Examples:
+  gcc -O2 -static -pthread hello.c -o hello
+  terrane boot ./hello world                                 as if it were ./hello world
+  terrane boot --cpus 4 --memory 2G --stat ./hello           four processors; how many faults it had
+  terrane boot --locking classic --stat ./hello              the same under the lock of old
+  terrane boot --file data.txt=/tmp/data.txt ./cat /tmp/data.txt
+  terrane boot --gdb ./hello                                 look at the kernel while it runs
+
+Exit status: that of the program; 128 and the number of the signal that killed it; 2 wrong arguments, no emulator, a program that a
+guest cannot run, too little memory; 124 it took longer than --timeout; 125 the kernel panicked or the emulator ended early.";
+
 /// A number of seconds for something that may go on for days.
 fn long(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -183,6 +263,7 @@ fn after_help() -> String {
   terrane bench --plot pictures                  a picture of each
   terrane soak --seconds 60                      stress it, and check every byte
   terrane referee                                compare it with the running kernel, call by call
+  terrane boot ./hello                           run a static Linux program on Terrane’s kernel
 
 Exit status: 0 done, 1 a measurement broke off, 2 wrong arguments, too little memory, a file that cannot be written."
         .to_owned()
@@ -209,16 +290,28 @@ Examples:
     text
 }
 
-/// Does what the command line says.
+/// Does what the command line says; the exit status.
 ///
 /// # Errors
 /// [`Failure::Request`] for a command line that makes no sense; else those of the command.
-pub fn run() -> Result<(), Failure> {
+pub fn run() -> Result<u8, Failure> {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return explain(&error),
+        Err(error) => return explain(&error).map(|()| 0),
     };
     match cli.command {
+        Command::Boot { guest, locking, gdb, stat, verbose, json, program, arguments } => {
+            let wanted = guest.into();
+            boot::run(&boot::Request { wanted, locking, gdb, stat, verbose, json, program, arguments })
+        }
+        command => carry_out(command).map(|()| 0),
+    }
+}
+
+/// Does what has no exit status of its own.
+fn carry_out(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Boot { .. } => Ok(()),
         Command::Experiments { selection, files } => {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
@@ -300,7 +393,7 @@ fn explain(error: &clap::Error) -> Result<(), Failure> {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             Err(Failure::Request(
-                "a command is missing: experiments, bench, soak, referee or list (see ‘terrane --help’)"
+                "a command is missing: experiments, bench, soak, referee, boot or list (see ‘terrane --help’)"
                     .to_owned(),
             ))
         }

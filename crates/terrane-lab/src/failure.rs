@@ -5,6 +5,7 @@
 //! | 0 | done |
 //! | 1 | a measurement broke off |
 //! | 2 | the request cannot be carried out: arguments, memory, files |
+//! | 124, 125 | a guest took too long; its kernel or the emulator broke down |
 
 use std::fmt::Display;
 use std::io;
@@ -19,6 +20,13 @@ pub enum Failure {
     Broken(String),
     /// This machine or kernel cannot run this one case; it is left out, with a note in the report.
     Unsupported(String),
+    /// A guest did not come to its own end; what there is to say, and the exit status.
+    Guest {
+        /// What happened.
+        message: String,
+        /// The exit status.
+        status: u8,
+    },
     /// Whoever read the output went away; there is nobody left to tell.
     Closed,
 }
@@ -47,6 +55,7 @@ impl Failure {
         let (message, status) = match self {
             Self::Request(message) => (message, 2),
             Self::Broken(message) | Self::Unsupported(message) => (message, 1),
+            Self::Guest { message, status } => (message, *status),
             // What a pipeline's last reader leaves unread is not an error of ours.
             Self::Closed => return ExitCode::SUCCESS,
         };

@@ -7,10 +7,11 @@
 //! The layers, from the bottom: [`measure`] times work and knows nothing of what it measures; [`report`] holds
 //! results and shows them as tables, JSON and pictures; [`baseline`] is what Terrane is compared with;
 //! [`experiments`] and [`bench`] say what is measured, one file each; [`command`] is what the user calls. [`soak`] measures
-//! nothing: it checks.
+//! nothing: it checks. [`boot`] runs programs on Terrane's kernel.
 
 mod baseline;
 mod bench;
+mod boot;
 mod cli;
 mod command;
 mod experiments;
@@ -22,7 +23,7 @@ mod soak;
 
 fn main() -> std::process::ExitCode {
     match cli::run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
+        Ok(status) => status.into(),
         Err(failure) => failure.report(),
     }
 }

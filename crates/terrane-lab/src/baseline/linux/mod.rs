@@ -131,7 +131,9 @@ impl From<Failure> for Reply {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Unsupported(why) => Self::Unsupported(why),
-            Failure::Broken(why) | Failure::Request(why) => Self::Broken(why),
+            Failure::Broken(why) | Failure::Request(why) | Failure::Guest { message: why, .. } => {
+                Self::Broken(why)
+            }
             Failure::Closed => Self::Broken("the pipe is closed".into()),
         }
     }
