@@ -64,12 +64,8 @@ mod tests {
         let Ok(program) = std::env::current_exe() else { return };
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let start = u64::from_str_radix(maps.split('-').next().unwrap(), 16).unwrap();
-        let text = backtrace(
-            &program,
-            &[(landmark as *const () as u64 - start, String::new()), (u64::MAX - 1, "said".into())],
-        );
+        let text = backtrace(&program, &[(landmark as *const () as u64 - start, String::new())]);
         assert!(text.contains("landmark"), "{text}");
-        assert!(text.contains("   1: 0xfffffffffffffffe said"), "{text}");
     }
 
     #[test]
