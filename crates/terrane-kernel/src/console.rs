@@ -1,7 +1,9 @@
 //! The serial lines as streams: what programs write, and what the kernel reports.
 
+use crate::arch::interrupts;
 use crate::arch::serial::{COM1, COM2, COM3, Serial};
 use crate::sync::SpinLock;
+use crate::task::wait::Queue;
 use core::fmt::{self, Write};
 
 /// Where bytes go.
@@ -26,12 +28,61 @@ pub fn set_up() {
 
 /// Writes `bytes`; waits until they are sent.
 pub fn write(stream: Stream, bytes: &[u8]) {
-    LINES[stream as usize].lock().send_all(bytes);
+    // Interrupt handlers report too.
+    for part in bytes.chunks(256) {
+        interrupts::without(|| LINES[stream as usize].lock().send_all(part));
+    }
+}
+
+/// Bytes that have come and that nobody has taken.
+struct Ring {
+    bytes: [u8; RING],
+    from: usize,
+    count: usize,
+}
+
+const RING: usize = 4096;
+
+static RECEIVED: SpinLock<Ring> = SpinLock::new(Ring { bytes: [0; RING], from: 0, count: 0 });
+/// Those who wait for input.
+pub static INPUT: Queue = Queue::new();
+
+/// Lets input interrupt.
+pub fn start_input() {
+    interrupts::without(|| COM1.interrupt_on_input());
+}
+
+/// Takes what has come: in the interrupt, with interrupts off. What there is no room for is lost.
+pub fn on_input() {
+    let mut ring = RECEIVED.lock();
+    while let Some(byte) = COM1.receive() {
+        if ring.count < RING {
+            let at = (ring.from + ring.count) % RING;
+            ring.bytes[at] = byte;
+            ring.count += 1;
+        }
+    }
+    drop(ring);
+    INPUT.wake_all();
 }
 
 /// Takes bytes that have come on standard input; returns how many, 0 when there are none.
-pub fn read(_buffer: &mut [u8]) -> usize {
-    0
+pub fn read(buffer: &mut [u8]) -> usize {
+    interrupts::without(|| {
+        let mut ring = RECEIVED.lock();
+        let count = ring.count.min(buffer.len());
+        for byte in &mut buffer[..count] {
+            *byte = ring.bytes[ring.from];
+            ring.from = (ring.from + 1) % RING;
+        }
+        ring.count -= count;
+        count
+    })
+}
+
+/// True when there is something to read.
+pub fn has_input() -> bool {
+    interrupts::without(|| RECEIVED.lock().count > 0)
 }
 
 struct Report(Serial);
@@ -45,9 +96,11 @@ impl Write for Report {
 
 /// Writes a line to the report; what `report!` and `log!` call.
 pub fn report(text: fmt::Arguments<'_>) {
-    let line = LINES[Stream::Report as usize].lock();
-    // The line takes everything.
-    let _ = Report(*line).write_fmt(format_args!("{text}\n"));
+    interrupts::without(|| {
+        let line = LINES[Stream::Report as usize].lock();
+        // The line takes everything.
+        let _ = Report(*line).write_fmt(format_args!("{text}\n"));
+    });
 }
 
 /// The same in a panic: does not wait for who may never let the line go.

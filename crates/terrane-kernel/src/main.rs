@@ -21,8 +21,7 @@ use core::panic::PanicInfo;
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    console::report_in_panic(format_args!("@panic {info}"));
-    arch::exit(1)
+    arch::panic(format_args!("{info}"))
 }
 
 /// What the unwinding tables of the prebuilt libraries refer to. Nothing unwinds here.

@@ -7,7 +7,9 @@
 //!
 //! Source: Xen's `docs/misc/pvh.pandoc` for the entry state; Intel SDM volume 3A, section 10.8.5 for the way to long mode.
 
+use crate::mm::direct;
 use core::arch::global_asm;
+use core::ffi::CStr;
 
 global_asm!(
     r#"
@@ -23,12 +25,14 @@ global_asm!(
     .global boot_pml4
 boot_pml4:
     .skip 4096
+    .global boot_pdpt_low
 boot_pdpt_low:
     .skip 4096
 boot_pdpt_high:
     .skip 4096
 boot_pd:
     .skip 4 * 4096
+    .global boot_gdt
 boot_gdt:
     .quad 0
     .quad 0x00af9b000000ffff    # 0x08: code, 64 bit
@@ -46,8 +50,8 @@ boot_gdt_pointer:
 pvh_start:
     cli
     cld
-    movl $boot_pd, %edi         # 4 GiB by 2 MiB: present, writable, large
-    movl $0x83, %eax
+    movl $boot_pd, %edi         # 4 GiB by 2 MiB: present, writable, large, global
+    movl $0x183, %eax
     movl $2048, %ecx
 1:  movl %eax, (%edi)
     movl $0, 4(%edi)
@@ -135,17 +139,86 @@ pub struct StartInfo {
     _reserved: u32,
 }
 
-/// The first Rust function, on the first processor: interrupts off, the first 4 GiB mapped.
-#[unsafe(no_mangle)]
-extern "C" fn start_first(_info: u64) -> ! {
-    crate::console::set_up();
-    crate::log!("terrane-kernel {}", env!("CARGO_PKG_VERSION"));
-    super::exit(0)
+#[repr(C)]
+struct Module {
+    start: u64,
+    len: u64,
+    _command_line: u64,
+    _reserved: u64,
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn start_next() -> ! {
-    super::exit(0)
+#[repr(C)]
+struct MemoryMapEntry {
+    start: u64,
+    len: u64,
+    kind: u32,
+    _reserved: u32,
 }
+
+const MAGIC: u32 = 0x336e_c578;
+const RAM: u32 = 1;
+
+impl StartInfo {
+    /// True when it is what it should be.
+    pub fn is_valid(&self) -> bool {
+        self.magic == MAGIC && self.version >= 1
+    }
+
+    /// Where the firmware's tables begin.
+    pub fn rsdp(&self) -> u64 {
+        self.rsdp
+    }
+
+    /// The command line; empty if it is not text.
+    pub fn command_line(&self) -> &'static str {
+        if self.command_line == 0 {
+            return "";
+        }
+        // SAFETY: the loader put a string there, below 1 MiB, where the kernel changes nothing.
+        unsafe { CStr::from_ptr(direct(self.command_line).cast()) }.to_str().unwrap_or("")
+    }
+
+    /// Start and length of the pieces of RAM.
+    pub fn ram(&self) -> impl Iterator<Item = (u64, u64)> {
+        let entries = direct(self.memory_map).cast::<MemoryMapEntry>();
+        (0..self.memory_map_count as usize).filter_map(move |index| {
+            // SAFETY: the loader put so many entries there, below 1 MiB.
+            let entry = unsafe { &*entries.add(index) };
+            (entry.kind == RAM).then_some((entry.start, entry.len))
+        })
+    }
+
+    /// Where the archive is that QEMU's `-initrd` names, and its length.
+    pub fn archive(&self) -> Option<(u64, u64)> {
+        if self.module_count == 0 {
+            return None;
+        }
+        // SAFETY: the loader put a module there, below 1 MiB.
+        let module = unsafe { &*direct(self.modules).cast::<Module>() };
+        Some((module.start, module.len))
+    }
+
+    /// Its bytes.
+    pub fn archive_bytes(&self) -> &'static [u8] {
+        // SAFETY: the memory map leaves it out, so nobody writes it.
+        self.archive().map_or(&[], |(start, len)| unsafe { core::slice::from_raw_parts(direct(start), len as usize) })
+    }
+}
+
+unsafe extern "C" {
+    #[link_name = "kernel_end"]
+    static KERNEL_END: u8;
+}
+
+/// The physical address behind the kernel.
+pub fn kernel_end() -> u64 {
+    // SAFETY: only the address is taken.
+    (&raw const KERNEL_END) as u64 - 0xffff_ffff_8000_0000
+}
+
+/// The first Rust function, on the first processor: interrupts off, the first 4 GiB mapped.
 #[unsafe(no_mangle)]
-static mut next_stack: u64 = 0;
+extern "C" fn start_first(info: u64) -> ! {
+    // SAFETY: the loader put it there, below 1 MiB, where the kernel changes nothing.
+    super::start(unsafe { &*direct(info).cast() })
+}

@@ -13,6 +13,7 @@ global_asm!(
     .global memset
     .global memcmp
     .global bcmp
+    .global strlen
 
     .balign 16
 memmove:
@@ -169,6 +170,15 @@ memcmp:
     sbb eax, eax
     or eax, 1
     ret
+
+    .balign 16
+strlen:
+    xor eax, eax
+50: cmp byte ptr [rdi + rax], 0
+    je 51f
+    inc rax
+    jmp 50b
+51: ret
     .popsection
 "#
 );

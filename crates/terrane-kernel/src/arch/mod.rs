@@ -1,150 +1,191 @@
-//! The processor: start, traps, interrupts, timers, switching.
+//! The processor: start, traps, interrupts, time, switching between threads.
+//!
+//! | module | what |
+//! |---|---|
+//! | `boot`, `smp` | the first instructions of the first processor, and of the others |
+//! | `gdt`, `entry`, `trap`, `frame` | segments; first and last instructions of traps and system calls; what follows them |
+//! | `percpu` | what each processor has for itself |
+//! | `context`, `stack`, `fpu` | threads of the kernel: switching, stacks, vector registers |
+//! | `acpi`, `apic`, `clock`, `interrupts` | the machine's tables, interrupt controllers and timers, time |
+//! | `serial`, `port`, `exit`, `backtrace` | bytes out and in; the end |
+//! | `memory` | `memcpy` and its sisters |
 
+mod acpi;
+mod apic;
+mod backtrace;
 mod boot;
+mod clock;
+mod context;
+pub mod cpu;
+mod entry;
 mod exit;
+mod fpu;
 mod frame;
 mod gdt;
 pub mod interrupts;
 mod memory;
+pub mod percpu;
 mod port;
 pub mod serial;
+mod smp;
+mod stack;
+mod trap;
 
+pub use apic::{interrupt, timer};
+pub use backtrace::panic;
+pub use boot::StartInfo;
+pub use clock::{now, realtime};
+pub use context::{Context, enter_user, set_fs_base, set_gs_base, set_thread, switch};
+pub use entry::vector;
 pub use exit::exit;
+pub use fpu::FpuState;
 pub use frame::TrapFrame;
+pub use stack::KernelStack;
 
-/// One round of waiting for another processor.
+use alloc::alloc::{Layout, alloc};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use terrane::OutOfMemory;
+
+/// Interrupts from one processor to another.
+pub mod ipi {
+    /// Makes `cpu` look at its run queue: [`on_reschedule`](crate::task::on_reschedule) is called there, with interrupts off.
+    #[inline]
+    pub fn reschedule(cpu: usize) {
+        super::apic::interrupt(cpu, super::vector::RESCHEDULE);
+    }
+}
+
+/// The number of this processor.
+#[inline]
+pub fn cpu_index() -> usize {
+    percpu::this().index
+}
+
+/// How many processors there are.
+#[inline]
+pub fn cpu_count() -> usize {
+    percpu::count()
+}
+
+/// The word of this processor that holds the scheduler's pointer to the thread that runs here; 0 at the start.
+#[inline]
+pub fn current_thread() -> usize {
+    percpu::this().thread.get()
+}
+
+/// Sets it.
+#[inline]
+pub fn set_current_thread(thread: usize) {
+    percpu::this().thread.set(thread);
+}
+
+/// One round of waiting for another processor: answers shoot-downs, since that one may be waiting for the answer.
 #[inline]
 pub fn relax() {
     core::hint::spin_loop();
+    if crate::mm::is_asked() {
+        crate::mm::answer_shoot_downs();
+    }
 }
 
-/// A kernel stack, with a guard word at its end.
-pub struct KernelStack(());
-impl KernelStack {
-    /// # Errors
-    /// When there is no memory.
-    pub fn try_new() -> Result<Self, terrane::OutOfMemory> {
-        todo!()
-    }
-    /// The address behind its last byte: where it begins to be used.
-    pub fn top(&self) -> u64 {
-        todo!()
-    }
-    /// Where a program's registers are kept while the kernel runs for it: at the top.
-    pub fn user_frame(&self) -> *mut TrapFrame {
-        todo!()
-    }
-}
-/// Where a thread of the kernel goes on.
-pub struct Context(());
-impl Context {
-    /// A context that begins in `entry(argument)` on `stack`.
-    pub fn new(_stack: &KernelStack, _entry: extern "C" fn(usize) -> !, _argument: usize) -> Self {
-        todo!()
-    }
-    /// A context to be switched away from: of what runs now.
-    pub const fn empty() -> Self {
-        Context(())
-    }
-}
-/// # Safety
-/// Later.
-pub unsafe fn switch(_from: *mut Context, _to: *const Context) {
-    todo!()
-}
-/// # Safety
-/// Later.
-pub unsafe fn enter_user(_frame: &TrapFrame) -> ! {
-    todo!()
-}
-/// The registers that belong to a thread, besides those in its frame: on a switch.
-pub fn set_thread(_kernel_stack_top: u64, _fs_base: u64, _gs_base: u64) {
-    todo!()
-}
-/// What the program's FS base is now (it is only changed by `set_thread` and `set_fs_base`).
-pub fn set_fs_base(_base: u64) {
-    todo!()
-}
-/// The program's GS base.
-pub fn set_gs_base(_base: u64) {
-    todo!()
-}
-/// x87 and vector registers.
-pub struct FpuState(());
-impl FpuState {
-    /// The state that a program begins with.
-    /// # Errors
-    /// When there is no memory.
-    pub fn try_new() -> Result<Self, terrane::OutOfMemory> {
-        todo!()
-    }
-    /// Saves this processor's registers. The 16 SSE registers in it are the kernel's; those of the program are in its frame.
-    pub fn save(&mut self) {
-        todo!()
-    }
-    /// Loads them.
-    pub fn restore(&self) {
-        todo!()
-    }
-    /// The area as `xsave` writes it (standard format): for signal frames. Put the frame's `xmm` at bytes 160..416 first.
-    pub fn bytes(&self) -> &[u8] {
-        todo!()
-    }
-    /// The same, to be changed.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        todo!()
-    }
-    /// Makes what a program put there loadable: clears reserved bits, so that `restore` does not fault.
-    pub fn sanitize(&mut self) {
-        todo!()
-    }
-    /// A copy, for a fork.
-    /// # Errors
-    /// When there is no memory.
-    pub fn try_clone(&self) -> Result<Self, terrane::OutOfMemory> {
-        todo!()
-    }
-}
-/// The number of this processor.
-pub fn cpu_index() -> usize {
-    0
-}
-/// How many processors there are.
-pub fn cpu_count() -> usize {
-    1
-}
-/// Nanoseconds since the start of the kernel.
-pub fn now() -> u64 {
-    todo!()
-}
-/// Nanoseconds since 1970.
-pub fn realtime() -> u64 {
-    todo!()
-}
-/// The word of this processor that holds the scheduler's pointer to the thread that runs here (0: none).
-pub fn current_thread() -> usize {
-    todo!()
-}
-/// Sets it.
-pub fn set_current_thread(_thread: usize) {
-    todo!()
-}
-/// A random number.
+/// A number that is hard to guess where the processor has a generator, and is different each time where not.
 pub fn random() -> u64 {
-    todo!()
+    static STATE: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
+    cpu::random().unwrap_or_else(|| {
+        // S. Vigna's splitmix64.
+        let mut z = STATE.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) ^ cpu::timestamp();
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    })
 }
-pub mod ipi {
-    //! Interrupts from one processor to another.
-    /// Makes `cpu` look at its run queue: `task::on_reschedule` is called there, with interrupts off.
-    pub fn reschedule(_cpu: usize) {
-        todo!()
+
+/// Moves a value to memory of its own, for ever.
+///
+/// # Errors
+/// When there is no memory.
+pub fn try_leak<T>(value: T) -> Result<&'static mut T, OutOfMemory> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: the layout has a size; the memory is written before it is referred to, and never freed.
+    unsafe {
+        let place = alloc(Layout::new::<T>()).cast::<T>();
+        if place.is_null() {
+            return Err(OutOfMemory);
+        }
+        place.write(value);
+        Ok(&mut *place)
     }
 }
-pub mod timer {
-    //! The timer of each processor.
-    /// `task::on_timer` is called on this processor at `at` (ns, as `now` counts) or soon after, with interrupts off. One at a time: the
-    /// last call counts. `u64::MAX`: never.
-    pub fn arm(_at: u64) {
-        todo!()
+
+unsafe extern "C" {
+    static boot_pml4: [u64; 512];
+    static boot_pdpt_low: [u64; 512];
+}
+
+/// The root table of the kernel alone.
+#[inline]
+pub fn kernel_root() -> u64 {
+    // SAFETY: only the address is taken: a physical one, as the linker script has it.
+    (&raw const boot_pml4) as u64
+}
+
+/// Sets the entry of the direct map for gigabyte `index`.
+pub fn set_direct_map(index: usize, entry: u64) {
+    // SAFETY: the table of the direct map; nothing uses what is not mapped yet.
+    unsafe { crate::mm::direct((&raw const boot_pdpt_low) as u64).cast::<u64>().add(index).write_volatile(entry) };
+}
+
+/// Takes the first gigabytes out of the lower half, where the processors started: from now on address 0 is not mapped.
+fn unmap_low() {
+    // SAFETY: nothing runs there any more.
+    unsafe { crate::mm::direct(kernel_root()).cast::<u64>().write_volatile(0) };
+    cpu::drop_all_translations();
+}
+
+/// Set when all processors have started.
+static ALL_STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Waits until the machine is complete: for the processors that are ready early.
+fn wait_for_all() {
+    while !ALL_STARTED.load(Ordering::Acquire) {
+        relax();
     }
+    cpu::drop_all_translations();
+}
+
+/// Everything from the first Rust function to the first thread.
+fn start(info: &'static StartInfo) -> ! {
+    clock::start();
+    crate::console::set_up();
+    crate::log!("terrane-kernel {}", env!("CARGO_PKG_VERSION"));
+    cpu::find_features();
+    crate::options::set(info.command_line());
+    if !info.is_valid() {
+        panic(format_args!("not started by PVH"));
+    }
+    acpi::read(info.rsdp());
+    if !crate::mm::set_up_heap(info, boot::kernel_end()) {
+        crate::report!("@panic too little memory");
+        exit(1);
+    }
+    apic::find();
+    let no_memory = |OutOfMemory| -> ! { panic(format_args!("too little memory")) };
+    let first = percpu::PerCpu::make(0, 0).unwrap_or_else(|error| no_memory(error));
+    smp::set_up_this(first);
+    first.set_apic_id(apic::id());
+    trap::make_gates();
+    percpu::has_started();
+    clock::set_up();
+    apic::calibrate();
+    let cpus = acpi::processors().count().max(1);
+    crate::mm::start(cpus).unwrap_or_else(|error| no_memory(error));
+    crate::mm::start_cpu();
+    smp::start_others().unwrap_or_else(|error| no_memory(error));
+    unmap_low();
+    ALL_STARTED.store(true, Ordering::Release);
+    apic::route_serial();
+    crate::console::start_input();
+    crate::log!("{} processors, {} frames", cpu_count(), crate::mm::machine().frames().total());
+    crate::fs::init(info.archive_bytes());
+    crate::task::start()
 }

@@ -1,6 +1,8 @@
-//! Terrane's host: physical memory, translation caches, waiting.
+//! Terrane's host: physical memory, translations, waiting.
 
-use crate::sync::{RawMutex, RawRwLock};
+use super::layout::direct;
+use super::tlb::{self, Running};
+use crate::sync::{RawMutex, RawRwLock, wake_all, wait_while};
 use core::ptr::NonNull;
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::page_table::X86_64;
@@ -10,10 +12,10 @@ use terrane::{AddrRange, Frame};
 
 /// The hardware.
 pub struct KernelHost {
-    frames: FrameRange,
+    pub(super) frames: FrameRange,
 }
 
-/// A file whose bytes are not in memory: there are none, all files are shared objects of Terrane's.
+/// A file whose bytes are not in memory. There are none: the bytes of all files are shared objects of Terrane's.
 pub enum KernelFile {}
 
 impl File for KernelFile {
@@ -31,33 +33,51 @@ impl File for KernelFile {
     }
 }
 
-// SAFETY: to come.
+// SAFETY: the frames are RAM that the memory map gives to Terrane alone; the direct map reaches all of it.
 unsafe impl Memory for KernelHost {
+    #[inline]
     fn frames(&self) -> FrameRange {
         self.frames
     }
-    fn bytes(&self, _: Frame) -> NonNull<u8> {
-        todo!()
+
+    #[inline]
+    fn bytes(&self, frame: Frame) -> NonNull<u8> {
+        // SAFETY: the direct map is not at 0.
+        unsafe { NonNull::new_unchecked(direct(frame.address())) }
     }
 }
 
-// SAFETY: to come.
+// SAFETY: see `tlb`: when `shoot_down` returns, every processor that runs the space has dropped the range, and every other one
+// drops what it kept before it runs the space again.
 unsafe impl Tlb for KernelHost {
-    type Space = ();
-    fn shoot_down(&self, _: CpuId, _: &(), _: AddrRange) -> ShootDown {
-        todo!()
+    type Space = Running;
+
+    #[inline]
+    fn shoot_down(&self, _: CpuId, space: &Running, range: AddrRange) -> ShootDown {
+        tlb::shoot_down(space, range)
     }
+
+    #[inline]
     fn has_passed(&self, _: CpuId, _: Ticket) -> bool {
         true
     }
+
     fn settle(&self, _: CpuId, _: Ticket) {}
 }
 
 impl Wait for KernelHost {
-    fn wait(&self, _: CpuId, _: &AtomicU32, _: u32) {
-        todo!()
+    fn wait(&self, _: CpuId, word: &AtomicU32, value: u32) {
+        wait_while(word, value);
     }
-    fn wake_all(&self, _: &AtomicU32) {}
+
+    fn wake_all(&self, word: &AtomicU32) {
+        wake_all(word);
+    }
+
+    #[inline]
+    fn relax(&self, _: CpuId, _: u32) {
+        crate::arch::relax();
+    }
 }
 
 impl Observe for KernelHost {}

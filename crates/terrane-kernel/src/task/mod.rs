@@ -6,10 +6,11 @@ use crate::arch::TrapFrame;
 
 /// Runs the program that the command line names, and everything it starts.
 pub fn start() -> ! {
+    crate::report!("@exit 0");
     crate::arch::exit(0)
 }
-/// A page fault in user mode.
-pub fn on_page_fault(_frame: &mut TrapFrame, _addr: u64, _error: u64) {}
+/// A page fault in user mode that cannot be resolved.
+pub fn on_page_fault(_frame: &mut TrapFrame, _addr: u64, _access: terrane::vma::Access, _error: terrane::FaultError) {}
 /// Another exception in user mode.
 pub fn on_trap(_frame: &mut TrapFrame, _vector: u8, _error: u64) {}
 /// A system call.
@@ -28,3 +29,5 @@ pub fn idle() -> ! {
         crate::arch::relax()
     }
 }
+/// Lets other threads run.
+pub fn yield_now() {}

@@ -1,0 +1,65 @@
+//! Kernel stacks.
+
+use core::alloc::Layout;
+use terrane::OutOfMemory;
+
+/// Bytes of a thread's kernel stack. Code that is not optimised needs more.
+const SIZE: usize = if cfg!(debug_assertions) { 64 << 10 } else { 32 << 10 };
+/// What lies at the end of a stack as long as it has not overflowed.
+const CANARY: u64 = 0x7465_7272_616e_6521;
+
+/// Memory for a stack, zeroed and aligned to a page; where it begins.
+pub fn allocate(size: usize) -> Result<*mut u8, OutOfMemory> {
+    let layout = Layout::from_size_align(size, 4096).map_err(|_| OutOfMemory)?;
+    // SAFETY: the layout has a size.
+    let base = unsafe { alloc::alloc::alloc_zeroed(layout) };
+    if base.is_null() { Err(OutOfMemory) } else { Ok(base) }
+}
+
+/// The stack on which the kernel runs for one thread. A word at its end tells when it has overflowed.
+pub struct KernelStack(*mut u8);
+
+// SAFETY: it is memory of its own.
+unsafe impl Send for KernelStack {}
+// SAFETY: what is shared gives only addresses.
+unsafe impl Sync for KernelStack {}
+
+impl KernelStack {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn try_new() -> Result<Self, OutOfMemory> {
+        let base = allocate(SIZE)?;
+        // SAFETY: just allocated, aligned to a page.
+        unsafe { base.cast::<u64>().write(CANARY) };
+        Ok(Self(base))
+    }
+
+    /// The address behind its last byte, aligned to 16: where it begins to be used.
+    #[inline]
+    pub fn top(&self) -> u64 {
+        self.0 as u64 + SIZE as u64
+    }
+
+    /// Where a program's registers are kept while the kernel runs for it: at the top.
+    #[inline]
+    pub fn user_frame(&self) -> *mut super::TrapFrame {
+        (self.top() - size_of::<super::TrapFrame>() as u64) as *mut super::TrapFrame
+    }
+
+    /// Panics when the stack has overflowed: what lies beside it is broken.
+    #[inline]
+    pub fn check(&self) {
+        // SAFETY: inside the stack; written when it was made.
+        assert!(unsafe { self.0.cast::<u64>().read_volatile() } == CANARY, "a kernel stack has overflowed");
+    }
+}
+
+impl Drop for KernelStack {
+    fn drop(&mut self) {
+        self.check();
+        // SAFETY: allocated by `try_new` with this layout; who drops it does not run on it.
+        unsafe { alloc::alloc::dealloc(self.0, Layout::from_size_align_unchecked(SIZE, 4096)) };
+    }
+}
