@@ -1,7 +1,8 @@
 //! How much memory programs have been promised: overcommit.
 //!
 //! Private memory that may be stored to counts from the moment it is mapped, whether it is ever touched or not
-//! ([`VmFlags::ACCOUNT`](crate::vma::VmFlags::ACCOUNT)): it could all be stored to. The mode says what follows from that, as
+//! ([`VmFlags::ACCOUNT`](crate::vma::VmFlags::ACCOUNT)): it could all be stored to. Shared memory counts once, by its object, whoever
+//! maps it: as a whole or page by page ([`Object::anonymous_memory`](crate::object::Object::anonymous_memory)). The mode says what follows from that, as
 //! `/proc/sys/vm/overcommit_memory` does on Linux.
 //!
 //! Each CPU counts in a shard of its own, so that mapping on one writes nothing that another's writes. Only [`Overcommit::Never`] adds the

@@ -151,6 +151,9 @@ pub enum FaultError {
     Poisoned,
     /// The fault is for a handler, which wants no events ([`SIGBUS`](crate::space::UserFeatures::SIGBUS)): `SIGBUS`, `BUS_ADRERR`.
     Unresolved,
+    /// The page would be more memory than may be promised ([`Overcommit::Never`](crate::commit::Overcommit::Never)), of an object that
+    /// counts by page: `SIGBUS`, `BUS_ADRERR`.
+    Refused,
     /// No frame or page table could be had. The host decides what to kill or wait for.
     OutOfMemory,
 }
@@ -164,6 +167,7 @@ impl FaultError {
             | FaultError::Guard
             | FaultError::BeyondEnd
             | FaultError::Io
+            | FaultError::Refused
             | FaultError::Unresolved => Error::BadAddress,
             FaultError::Poisoned => Error::Poisoned,
         }
@@ -173,7 +177,11 @@ impl FaultError {
     pub const fn signal(self) -> i32 {
         match self {
             FaultError::NotMapped | FaultError::NotAllowed | FaultError::Guard => 11,
-            FaultError::BeyondEnd | FaultError::Io | FaultError::Poisoned | FaultError::Unresolved => 7,
+            FaultError::BeyondEnd
+            | FaultError::Io
+            | FaultError::Poisoned
+            | FaultError::Refused
+            | FaultError::Unresolved => 7,
             FaultError::OutOfMemory => 9,
         }
     }
@@ -183,7 +191,7 @@ impl FaultError {
         match self {
             FaultError::NotMapped | FaultError::Guard => 1,
             FaultError::NotAllowed => 2,
-            FaultError::BeyondEnd | FaultError::Io | FaultError::Unresolved => 2,
+            FaultError::BeyondEnd | FaultError::Io | FaultError::Refused | FaultError::Unresolved => 2,
             FaultError::Poisoned => 4,
             FaultError::OutOfMemory => 0,
         }
@@ -200,6 +208,7 @@ impl fmt::Display for FaultError {
             FaultError::Io => "page could not be read from its file",
             FaultError::Poisoned => "page lost",
             FaultError::Unresolved => "left to a handler that does not answer",
+            FaultError::Refused => "more shared memory than may be promised",
             FaultError::OutOfMemory => "out of memory",
         })
     }

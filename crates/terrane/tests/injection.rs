@@ -227,6 +227,7 @@ impl World {
         self.child = None;
         self.object = None;
         assert_eq!(self.free(), self.frames_free, "frames leaked");
+        assert_eq!(self.machine.commit().pages(), 0, "promises are kept for ever");
         assert_eq!(self.machine.usage().vmas, 0, "VMAs leaked");
     }
 }
@@ -619,6 +620,7 @@ fn new_spaces_and_objects() {
     inject("a space", true, |w| Space::try_new(&w.cpu, SpaceConfig::default()).map(drop));
     inject("a file", true, |w| Ok(Object::file(&w.machine, w.file.clone()).map(drop)?));
     inject("shared memory", true, |w| Ok(Object::shared_memory(&w.machine, 1 << 20).map(drop)?));
+    inject("anonymous memory", true, |w| Ok(Object::anonymous_memory(&w.machine, 1 << 20).map(drop)?));
     inject("a CPU", true, |w| Cpu::try_new(&w.machine).map(drop));
 }
 

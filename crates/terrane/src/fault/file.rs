@@ -10,7 +10,7 @@
 use super::user::{self, FaultKind, Want};
 use super::{Attempt, Stop, Translation, private};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
-use crate::error::{FaultError, OutOfMemory};
+use crate::error::FaultError;
 use crate::host::Host;
 use crate::mm::Locking;
 use crate::mm::rss::PageKind;
@@ -113,7 +113,8 @@ pub(super) fn find_page<H: Host>(
         Page::Absent if object.is_file() => Err(Stop::Read(object.clone(), index)),
         Page::Absent => match object.make_page(attempt.ram.pin, index) {
             Ok(made) => made.ok_or(Stop::Again),
-            Err(OutOfMemory) => Err(Stop::Fail(FaultError::OutOfMemory)),
+            Err(FaultError::BeyondEnd) => Err(Stop::Read(object.clone(), index)),
+            Err(error) => Err(Stop::Fail(error)),
         },
         Page::Swapped => Err(Stop::Read(object.clone(), index)),
         Page::BeyondEnd => Err(Stop::Fail(FaultError::BeyondEnd)),

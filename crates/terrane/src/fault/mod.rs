@@ -337,6 +337,10 @@ impl<'a, H: Host> Course<'a, H> {
                 if !self.speculative {
                     return Err(error);
                 }
+                if error == FaultError::Refused {
+                    // Objects that have gone hold their promises until their mappings' records are freed.
+                    cpu.quiesce();
+                }
                 let reason = (error == FaultError::NotAllowed).then_some(Counter::SpfVmaAccess);
                 self.lock_from_now_on(cpu, reason);
             }

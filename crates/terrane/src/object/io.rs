@@ -26,6 +26,11 @@ impl<H: Host> Object<H> {
     /// [`FaultError::Io`] when the page cannot be read, [`FaultError::OutOfMemory`], [`FaultError::BeyondEnd`].
     pub fn read_in(&self, cpu: &Cpu<H>, index: u64, ahead: bool) -> Result<(), FaultError> {
         if index >= self.pages() {
+            // Perhaps because it has just been cut short, while the caller made the page.
+            let was_made = self.pages.place(&cpu.pin(), index) != Place::None;
+            if was_made {
+                self.cut_again(cpu);
+            }
             return Err(FaultError::BeyondEnd);
         }
         self.read_one(cpu, index)?;
@@ -43,14 +48,16 @@ impl<H: Host> Object<H> {
 
     fn read_one(&self, cpu: &Cpu<H>, index: u64) -> Result<(), FaultError> {
         let Source::File(file) = &self.source else {
-            let page = {
+            let (page, made) = {
                 let pin = cpu.pin();
                 let page = self.page(&pin, index);
-                if page == Page::Absent {
-                    self.make_page(&pin, index)?;
-                }
-                page
+                let made = if page == Page::Absent { self.make_page(&pin, index).map(drop) } else { Ok(()) };
+                (page, made)
             };
+            if made == Err(FaultError::BeyondEnd) {
+                self.cut_again(cpu);
+            }
+            made?;
             return if page == Page::Swapped { self.swap_in(cpu, index) } else { Ok(()) };
         };
         let Some(frame) = self.begin_reading(cpu, index)? else { return Ok(()) };
@@ -242,6 +249,7 @@ impl<H: Host> Object<H> {
     pub(crate) fn take_out(&self, pin: &Pin<'_>, pages: Range<u64>, list: &mut FrameList) -> Option<u64> {
         let frames = self.machine().frames();
         let mut seen = 0;
+        let mut gone = 0;
         let mut behind = None;
         self.pages.for_each_until(pages.start, |index, slot| {
             if index >= pages.end {
@@ -259,15 +267,18 @@ impl<H: Host> Object<H> {
                     if frames.meta(frame).dismiss() && slot.replace(place, Place::None).is_ok() =>
                 {
                     list.push(frames, frame);
+                    gone += 1;
                 }
                 // By who reads it in at this moment, the slot is changed first: then it is left to that.
                 place @ Place::Swap(number) if slot.replace(place, Place::None).is_ok() => {
                     self.machine().swap().release(&self.machine().ram(pin), number);
+                    gone += 1;
                 }
                 _ => {}
             }
             true
         });
+        self.charge_pages(pin, -gone);
         behind
     }
 
@@ -305,6 +316,7 @@ impl<H: Host> Drop for Object<H> {
         };
         let pages = self.pages();
         let len = self.len();
+        machine.epoch().pin_any(|pin| self.charge_len(pin, len, 0));
         let mut next = 0;
         while let (Some(file), true) = (file, next < pages) {
             let found = machine.epoch().pin_any(|pin| self.take_dirty(pin, next..pages));
@@ -343,6 +355,7 @@ impl<H: Host> Drop for Object<H> {
                     freed += 1;
                     true
                 });
+                self.charge_pages(pin, -freed);
                 ram.stats.add(pin, Counter::PgPgOut, core::mem::take(&mut written));
                 ram.stats.add(pin, Counter::WriteBackError, core::mem::take(&mut errors));
                 behind

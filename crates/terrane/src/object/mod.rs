@@ -25,6 +25,13 @@
 //! be written, empties the slot, or, for memory without a file, makes it name a slot of the swap device, and wakes who waits. If the page
 //! cannot be written it is given back as it was. All of this under the object's lock for write-back and truncation.
 //!
+//! # The length
+//!
+//! Whoever cuts an object short sets the length, then empties the slots, then sweeps the mappings. Whoever fills a slot looks at the length
+//! after: if it has become too short, the other may have passed the slot already, and so the cut is made once more, which finds
+//! the page and whatever maps it by then. (It would not do to take just the page out again: a fault that saw the length before
+//! may have found it, and be mapping it.)
+//!
 //! # Reading
 //!
 //! A page that is being read stands in its slot with [`FrameFlags::LOCKED`] set. Whoever needs it waits on its
@@ -32,6 +39,7 @@
 
 mod bytes;
 mod cache;
+mod charge;
 mod identity;
 mod io;
 mod out;
@@ -39,13 +47,14 @@ mod out;
 pub use cache::Slots;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
-use crate::error::{Error, OutOfMemory};
-use crate::frame::{FrameFlags, FrameList, Grace};
-use crate::host::{File, FrameRange, Host, Ticket};
+use crate::error::{Error, FaultError, OutOfMemory};
+use crate::frame::FrameFlags;
+use crate::host::{File, FrameRange, Host};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence, note_write};
 use crate::sync::{Pin, Shared};
 use cache::{PageCache, Place};
+use charge::Charge;
 use core::cell::Cell;
 use core::ptr;
 
@@ -66,6 +75,8 @@ pub(crate) enum InsertError {
     Exists,
     /// The object has become too short for it.
     BeyondEnd,
+    /// No more memory may be promised.
+    Refused,
 }
 
 /// A sequence of pages that mappings show: a file or shared memory.
@@ -84,6 +95,8 @@ pub struct Object<H: Host> {
     number: u64,
     /// The machine's table knows a name for it.
     named: AtomicBool,
+    /// How it counts in the account of what programs have been promised.
+    charge: Charge,
 }
 
 /// A page of an object, as a fault finds it.
@@ -102,12 +115,27 @@ pub enum Page {
 }
 
 impl<H: Host> Object<H> {
-    /// Memory of `len` bytes, shared by those who map it. Pages are made when first touched.
+    /// Memory of `len` bytes, shared by those who map it, as `memfd_create` and `ftruncate` make it. Pages are made when first
+    /// touched, and count as promised from then on ([`Machine::commit`]).
     ///
     /// # Errors
     /// [`OutOfMemory`].
     pub fn shared_memory(machine: &Shared<Machine<H>>, len: u64) -> Result<Shared<Self>, OutOfMemory> {
-        Self::try_new(machine, Source::Memory, len)
+        Self::try_new(machine, Source::Memory, len, Charge::Pages)
+    }
+
+    /// The same as shared anonymous memory is made, and System V's: all of it counts as promised from now on, and no more is
+    /// asked later. What [`set_len`](Self::set_len) adds counts, too, and is not refused.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`], also when so much may not be promised.
+    pub fn anonymous_memory(machine: &Shared<Machine<H>>, len: u64) -> Result<Shared<Self>, OutOfMemory> {
+        if !machine.commit().allows(charge::pages(len)) {
+            return Err(OutOfMemory);
+        }
+        let object = Self::try_new(machine, Source::Memory, len, Charge::Whole)?;
+        machine.epoch().pin_any(|pin| object.charge_len(pin, 0, len));
+        Ok(object)
     }
 
     /// Device memory: `frames`, in order, which are nobody's to allocate, count or copy. Mappings of it are shared, and are
@@ -124,7 +152,7 @@ impl<H: Host> Object<H> {
         if count == 0 || !numbers || !apart {
             return Err(Error::Invalid);
         }
-        Ok(Self::try_new(machine, Source::Device(frames), count << PAGE_SHIFT)?)
+        Ok(Self::try_new(machine, Source::Device(frames), count << PAGE_SHIFT, Charge::None)?)
     }
 
     /// A file with its page cache. A file should have one object: two have caches of their own.
@@ -133,13 +161,14 @@ impl<H: Host> Object<H> {
     /// [`OutOfMemory`].
     pub fn file(machine: &Shared<Machine<H>>, file: H::File) -> Result<Shared<Self>, OutOfMemory> {
         let len = file.len();
-        Self::try_new(machine, Source::File(file), len)
+        Self::try_new(machine, Source::File(file), len, Charge::None)
     }
 
     fn try_new(
         machine: &Shared<Machine<H>>,
         source: Source<H::File>,
         len: u64,
+        charge: Charge,
     ) -> Result<Shared<Self>, OutOfMemory> {
         let object = Shared::try_new(Self {
             machine: machine.clone(),
@@ -151,6 +180,7 @@ impl<H: Host> Object<H> {
             failed: AtomicBool::new(false),
             number: machine.new_object_number(),
             named: AtomicBool::new(false),
+            charge,
         })?;
         // Its pages lead to it: see `of_page`.
         Shared::expose(&object);
@@ -270,9 +300,13 @@ impl<H: Host> Object<H> {
     /// elsewhere by now.
     ///
     /// # Errors
-    /// [`OutOfMemory`].
-    pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Option<Frame>, OutOfMemory> {
+    /// [`FaultError::OutOfMemory`]; [`FaultError::Refused`] when no more memory may be promised; [`FaultError::BeyondEnd`] when the object
+    /// has been cut short meanwhile: [`read_in`](Self::read_in) settles that.
+    pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Option<Frame>, FaultError> {
         debug_assert!(!self.is_file());
+        if !self.may_charge() {
+            return Err(FaultError::Refused);
+        }
         let ram = self.machine.ram(pin);
         let slot = self.pages.make_slot(pin, index)?;
         let frame = ram.allocate_zeroed().ok_or(OutOfMemory)?;
@@ -280,15 +314,25 @@ impl<H: Host> Object<H> {
         meta.set_owner(ptr::from_ref(self).cast_mut().cast());
         meta.set_index(index);
         meta.init_flags(FrameFlags::CACHE | FrameFlags::SHMEM | FrameFlags::UPTODATE);
-        match slot.fill(frame) {
-            Ok(()) => Ok(Some(frame)),
+        let found = match slot.fill(frame) {
+            Ok(()) => {
+                self.charge_pages(pin, 1);
+                Some(frame)
+            }
             Err(winner) => {
                 // Reclaim may have found the frame by its number, and be looking at its owner.
                 meta.dismiss();
                 ram.free(frame);
-                Ok(if let Place::Frame(winner) = winner { Some(winner) } else { None })
+                if let Place::Frame(winner) = winner { Some(winner) } else { None }
             }
-        }
+        };
+        if self.is_still_long_enough(index) { Ok(found) } else { Err(FaultError::BeyondEnd) }
+    }
+
+    /// For who has just filled the slot of page `index`: see the head of the module.
+    fn is_still_long_enough(&self, index: u64) -> bool {
+        fence(Ordering::SeqCst);
+        index < self.pages()
     }
 
     /// Makes room in the cache for page `index`, so that [`insert_page`](Self::insert_page) needs no memory.
@@ -300,13 +344,16 @@ impl<H: Host> Object<H> {
     }
 
     /// Makes `frame`, which is the caller's alone and holds the bytes, page `index` of this shared memory.
-    /// [`prepare_page`](Self::prepare_page) has been called. The frame is the cache's then, also with
-    /// [`InsertError::BeyondEnd`]; with [`InsertError::Exists`] it is still the caller's.
+    /// [`prepare_page`](Self::prepare_page) has been called. With [`InsertError::BeyondEnd`] the frame is the cache's all the same, and the
+    /// caller cuts the object short again ([`cut_again`](Self::cut_again)); with the other errors it is still the caller's.
     ///
     /// # Errors
     /// [`InsertError`].
     pub(crate) fn insert_page(&self, pin: &Pin<'_>, index: u64, frame: Frame) -> Result<(), InsertError> {
         debug_assert!(!self.is_file());
+        if !self.may_charge() {
+            return Err(InsertError::Refused);
+        }
         let ram = self.machine.ram(pin);
         let Ok(slot) = self.pages.make_slot(pin, index) else { return Err(InsertError::Exists) };
         let meta = ram.frames.meta(frame);
@@ -319,29 +366,8 @@ impl<H: Host> Object<H> {
             meta.init_flags(FrameFlags::empty());
             return Err(InsertError::Exists);
         }
-        // Whoever cuts the object short sets the length and then looks at the slots; we the other way round. Once it is in,
-        // the frame belongs to the cache: whoever takes it out frees it, and others may have seen it by then.
-        fence(Ordering::SeqCst);
-        if index < self.pages() {
-            return Ok(());
-        }
-        // Whoever cuts it short may be doing the same: it is of whose exchange succeeds.
-        let place = slot.place();
-        if let Place::Frame(frame) = place {
-            ram.frames.meta(frame).dismiss();
-        }
-        if slot.replace(place, Place::None).is_ok() {
-            match place {
-                Place::Frame(frame) => {
-                    let mut list = FrameList::new();
-                    list.push(ram.frames, frame);
-                    ram.defer(list, Grace { epoch: Some(pin.epoch().now()), ticket: Ticket::PASSED });
-                }
-                Place::Swap(number) => self.machine.swap().release(&ram, number),
-                Place::None => {}
-            }
-        }
-        Err(InsertError::BeyondEnd)
+        self.charge_pages(pin, 1);
+        if self.is_still_long_enough(index) { Ok(()) } else { Err(InsertError::BeyondEnd) }
     }
 
     /// Says that page `index`, `frame`, is about to be written through a mapping.

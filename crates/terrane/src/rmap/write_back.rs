@@ -106,6 +106,7 @@ impl<H: Host> Object<H> {
         let _one_at_a_time = self.lock_io();
         let before = self.len();
         self.store_len(len);
+        self.charge_len(&cpu.pin(), before, len);
         if len < before {
             self.cut(cpu, len);
         }

@@ -138,6 +138,10 @@ impl<H: Host> AddressSpace<H> {
         if flags.contains(VmFlags::GROWSDOWN) && (shared || request.object.is_some()) {
             return Err(Error::Invalid);
         }
+        if !cpu.machine().commit().allows(len >> PAGE_SHIFT) {
+            // Objects that have gone hold their promises until their mappings' records are freed.
+            cpu.quiesce();
+        }
         let object = match &request.object {
             Some(object) => {
                 Object::<H>::check_extent(request.offset, len)?;
@@ -156,7 +160,11 @@ impl<H: Host> AddressSpace<H> {
                 }
                 Some(object.clone())
             }
-            None if shared => Some(Object::shared_memory(cpu.machine(), len)?),
+            None if shared => {
+                let by_page = flags.contains(VmFlags::NORESERVE) && !cpu.machine().commit().is_strict();
+                let make = if by_page { Object::shared_memory } else { Object::anonymous_memory };
+                Some(make(cpu.machine(), len)?)
+            }
             None => None,
         };
         if cpu.machine().commit().is_strict() {

@@ -41,17 +41,19 @@ const BATCH: usize = 64;
 /// Bytes that one leaf table maps.
 const TABLE_SPAN: u64 = PAGE_SIZE * TABLE_ENTRIES as u64;
 
-/// Frames of a batch that are mapped nowhere yet. Those that are left are given back when it is dropped.
+/// Frames of a batch that are mapped nowhere yet. Those that are left are given back when it is dropped, not while pinned.
 struct Spare<'a, H: Host> {
     cpu: &'a Cpu<H>,
     frames: [Frame; BATCH],
     next: usize,
     end: usize,
+    /// An object that has become too short for a page that was put into it.
+    late: Option<Shared<Object<H>>>,
 }
 
 impl<'a, H: Host> Spare<'a, H> {
     fn new(cpu: &'a Cpu<H>) -> Self {
-        Self { cpu, frames: [Frame(0); BATCH], next: 0, end: 0 }
+        Self { cpu, frames: [Frame(0); BATCH], next: 0, end: 0, late: None }
     }
 
     fn len(&self) -> usize {
@@ -118,6 +120,9 @@ impl<'a, H: Host> Spare<'a, H> {
 
 impl<H: Host> Drop for Spare<'_, H> {
     fn drop(&mut self) {
+        if let Some(object) = self.late.take() {
+            object.cut_again(self.cpu);
+        }
         if self.len() > 0 {
             let pin = self.cpu.pin();
             let ram = self.cpu.machine().ram(&pin);
@@ -366,8 +371,10 @@ impl Fill<'_> {
                 Ok(self.entry::<H>(attempt, frame, true, PteFlags::DIRTY))
             }
             Err(InsertError::Exists) => Err(Error::Exists),
+            Err(InsertError::Refused) => Err(Error::NoMemory),
             Err(InsertError::BeyondEnd) => {
                 spare.advance();
+                spare.late = Some(object.clone());
                 Err(Error::BadAddress)
             }
         })

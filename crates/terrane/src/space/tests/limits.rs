@@ -4,12 +4,20 @@ use super::model::Random;
 use super::{Bench, Space};
 use crate::addr::PAGE_SIZE as P;
 use crate::commit::Overcommit;
-use crate::error::Error;
+use crate::error::{Error, FaultError};
+use crate::machine::Cpu;
 use crate::object::Object;
+use crate::reclaim::page_out;
 use crate::space::{Limit, MapRequest, SpaceConfig};
-use crate::testing::TestFile;
-use crate::vma::{MapFlags, Prot, RemapFlags, VmFlags};
+use crate::sync::Shared;
+use crate::sync::atomic::spin_loop;
+use crate::testing::{TestFile, TestHost, TestSwap};
+use crate::vma::{Advice, MapFlags, Prot, RemapFlags, VmFlags};
+use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
+use std::sync::Barrier;
+use std::thread;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const BASE: u64 = 0x1000_0000;
@@ -151,4 +159,173 @@ fn what_was_promised_is_limited() {
     drop(space);
     assert_eq!(bench.machine.commit().pages(), 0);
     bench.assert_nothing_left();
+}
+
+#[test]
+fn shared_memory_is_promised_once() {
+    let bench = Bench::new(600);
+    let (space, cpu) = (bench.space(SpaceConfig::default()), &bench.cpu);
+    let commit = bench.machine.commit();
+    let map = |pages: u64, flags| space.map(cpu, MapRequest::shared_anonymous(pages * P, RW).with(flags));
+    let none = MapFlags::empty();
+    // As a whole, whoever maps it and however often.
+    let at = map(100, none).unwrap();
+    assert_eq!(commit.pages(), 100);
+    let again = space.remap(cpu, at, 0, 50 * P, RemapFlags::MAYMOVE, 0).unwrap();
+    let child = space.fork(cpu).unwrap();
+    bench.store(&child, again, 1).unwrap();
+    space.unmap(cpu, at, 100 * P).unwrap();
+    space.unmap(cpu, again, 50 * P).unwrap();
+    assert_eq!(commit.pages(), 100);
+    drop(child);
+    cpu.quiesce();
+    assert_eq!(commit.pages(), 0);
+    // By page.
+    let at = map(100, MapFlags::NORESERVE).unwrap();
+    bench.store(&space, at, 1).unwrap();
+    bench.load(&space, at + P).unwrap();
+    assert_eq!(commit.pages(), 2);
+    space.unmap(cpu, at, 100 * P).unwrap();
+    cpu.quiesce();
+    assert_eq!(commit.pages(), 0);
+    commit.set_mode(Overcommit::Guess);
+    assert_eq!(map(601, none), Err(Error::NoMemory));
+    space.unmap(cpu, map(601, MapFlags::NORESERVE).unwrap(), 601 * P).unwrap();
+    // With a limit for all.
+    commit.set_mode(Overcommit::Never(10 * P));
+    assert_eq!(map(11, MapFlags::NORESERVE), Err(Error::NoMemory), "not honoured now");
+    let at = map(8, MapFlags::NORESERVE).unwrap();
+    assert_eq!(commit.pages(), 8);
+    // Given back and asked for again at once.
+    space.unmap(cpu, at, 8 * P).unwrap();
+    let at = map(8, none).unwrap();
+    let object = Object::shared_memory(&bench.machine, 8 * P).unwrap();
+    let other = space.map(cpu, MapRequest::object(&object, 0, 8 * P, RW, true)).unwrap();
+    (0..2).for_each(|page| bench.store(&space, other + page * P, 1).unwrap());
+    assert_eq!(bench.store(&space, other + 2 * P, 1), Err(FaultError::Refused));
+    assert_eq!(bench.load(&space, other + P), Ok(1));
+    assert_eq!(space.advise(cpu, other, 8 * P, Advice::PopulateWrite), Err(Error::BadAddress));
+    (0..8).for_each(|page| bench.store(&space, at + page * P, 1).unwrap());
+    // Truncated, punched, discarded: there is room again.
+    object.set_len(cpu, P);
+    object.set_len(cpu, 8 * P);
+    bench.store(&space, other + 2 * P, 1).unwrap();
+    assert_eq!(bench.store(&space, other + 3 * P, 1), Err(FaultError::Refused));
+    space.advise(cpu, other, P, Advice::Remove).unwrap();
+    bench.store(&space, other + 3 * P, 1).unwrap();
+    assert!(Object::anonymous_memory(&bench.machine, 1).is_err());
+    drop(object);
+    drop(space);
+    cpu.quiesce();
+    assert_eq!(commit.pages(), 0);
+    bench.assert_nothing_left();
+}
+
+/// An object, what counts of it, and the pages that it must have.
+struct Counted {
+    object: Shared<Object<TestHost>>,
+    whole: bool,
+    pages: BTreeSet<u64>,
+}
+
+#[test]
+fn shared_memory_counts_wherever_its_pages_are() {
+    for seed in 0..6 {
+        let bench = Bench::new(400);
+        bench.machine.swap_on(Box::new(TestSwap::new(300))).unwrap();
+        let (space, cpu) = (bench.space(SpaceConfig::default()), &bench.cpu);
+        let mut random = Random::new(seed);
+        let mut objects: Vec<Counted> = Vec::new();
+        for _ in 0..400 {
+            let few = objects.len() < 4;
+            let n = random.below(objects.len().max(1) as u64) as usize;
+            let index = random.below(20);
+            match (random.below(12), objects.get_mut(n)) {
+                (0, _) | (_, None) if few => {
+                    let (whole, len) = (random.one_in(2), random.below(20 * P));
+                    let make = if whole { Object::anonymous_memory } else { Object::shared_memory };
+                    let object = make(&bench.machine, len).unwrap();
+                    let request = MapRequest::object(&object, 0, 20 * P, RW, true);
+                    space.map(cpu, request.fixed(BASE + object.number() * 32 * P)).unwrap();
+                    objects.push(Counted { object, whole, pages: BTreeSet::new() });
+                }
+                (1, Some(_)) => {
+                    let gone = objects.swap_remove(n);
+                    space.unmap(cpu, BASE + gone.object.number() * 32 * P, 32 * P).unwrap();
+                }
+                (2, Some(it)) => {
+                    let len = random.below(20 * P);
+                    it.object.set_len(cpu, len);
+                    it.pages.retain(|page| page * P < len);
+                }
+                (3, Some(it)) => {
+                    let holes = index..index + random.below(4);
+                    it.object.punch(cpu, holes.clone()).unwrap();
+                    let end = it.object.pages();
+                    it.pages.retain(|page| !holes.contains(page) || *page >= end);
+                }
+                (4 | 5, Some(it)) => {
+                    let at = BASE + it.object.number() * 32 * P + index * P;
+                    page_out(space.mm(), cpu, crate::addr::AddrRange::new(at, at + P));
+                }
+                (_, Some(it)) => {
+                    let at = BASE + it.object.number() * 32 * P + index * P;
+                    let beyond = index >= it.object.pages();
+                    let expected = if beyond { Err(FaultError::BeyondEnd) } else { Ok(()) };
+                    assert_eq!(bench.store(&space, at, 1), expected);
+                    if !beyond {
+                        it.pages.insert(index);
+                    }
+                }
+                _ => {}
+            }
+            cpu.quiesce();
+            let count = |it: &Counted| if it.whole { it.object.pages() } else { it.pages.len() as u64 };
+            let all: u64 = objects.iter().map(count).sum();
+            assert_eq!(bench.machine.commit().pages(), all, "seed {seed}");
+        }
+        drop(space);
+        objects.clear();
+        bench.cpu.quiesce();
+        assert_eq!(bench.machine.commit().pages(), 0);
+        bench.assert_nothing_left();
+    }
+}
+
+#[test]
+fn what_is_made_while_it_is_cut_short_counts_no_more() {
+    let bench = Bench::new(400);
+    let object = &Object::shared_memory(&bench.machine, 8 * P).unwrap();
+    let space = &bench.space(SpaceConfig::default());
+    let at = space.map(&bench.cpu, MapRequest::object(object, 0, 8 * P, RW, true)).unwrap();
+    let meet = &Barrier::new(3);
+    const ROUNDS: u64 = 1500;
+    let mut left = 0;
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let machine = &bench.machine;
+            scope.spawn(move || {
+                let cpu = Cpu::try_new(machine).unwrap();
+                let mut random = Random::new(thread);
+                for _ in 0..ROUNDS {
+                    meet.wait();
+                    for _ in 0..4 {
+                        let _ = super::store(&cpu, space, at + random.below(8) * P, 1);
+                    }
+                    meet.wait();
+                }
+            });
+        }
+        for round in 0..ROUNDS {
+            object.set_len(&bench.cpu, 8 * P);
+            meet.wait();
+            (0..round % 16 * 20).for_each(|_| spin_loop());
+            object.set_len(&bench.cpu, 0);
+            meet.wait();
+            left += object.resident() as u64 + bench.machine.commit().pages();
+            left += space.resident_pages(&bench.cpu);
+        }
+    });
+    assert_eq!(left, 0, "behind the end: in the object, in the account, or mapped");
+    space.unmap(&bench.cpu, at, 8 * P).unwrap();
 }
