@@ -138,7 +138,8 @@ impl RawRwLock {
         loop {
             let word = self.0.load(Ordering::Relaxed);
             if may(word) {
-                if self.0.compare_exchange_weak(word, new(word), Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                if self.0.compare_exchange_weak(word, new(word), Ordering::Acquire, Ordering::Relaxed).is_ok()
+                {
                     return;
                 }
             } else if rounds < ROUNDS {
@@ -147,7 +148,10 @@ impl RawRwLock {
             } else {
                 let marked = word | marks | SLEEPER;
                 if word == marked
-                    || self.0.compare_exchange_weak(word, marked, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+                    || self
+                        .0
+                        .compare_exchange_weak(word, marked, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok()
                 {
                     queue_of(&self.0).wait_uninterrupted(|| {
                         let word = self.0.load(Ordering::Relaxed);

@@ -122,8 +122,7 @@ unsafe extern "C" {
 
 /// True when an instruction is part of a copy: then a page fault there is the program's memory's.
 pub fn is_copy(rip: u64) -> bool {
-    // SAFETY: only the addresses are taken.
-    unsafe { (&raw const user_copies as u64..&raw const user_copies_end as u64).contains(&rip) }
+    (&raw const user_copies as u64..&raw const user_copies_end as u64).contains(&rip)
 }
 
 /// Where a copy goes on that cannot be done.

@@ -66,7 +66,9 @@ fn write(register: u32, value: u32) {
 fn command(to: u32, command: u32) {
     if X2.load(Ordering::Relaxed) {
         // SAFETY: as in `write`.
-        unsafe { cpu::write_msr(msr::X2APIC + register::COMMAND / 16, u64::from(to) << 32 | u64::from(command)) };
+        unsafe {
+            cpu::write_msr(msr::X2APIC + register::COMMAND / 16, u64::from(to) << 32 | u64::from(command))
+        };
         return;
     }
     while read(register::COMMAND) & PENDING != 0 {
@@ -185,7 +187,7 @@ pub mod timer {
         }
         // What is too far for the timer interrupts early, and is armed anew.
         let ahead = at.saturating_sub(clock::now()).clamp(1_000, 1_000_000_000);
-        let steps = (u128::from(ahead) * u128::from(RATE.load(Ordering::Relaxed)) >> 32) as u64;
+        let steps = ((u128::from(ahead) * u128::from(RATE.load(Ordering::Relaxed))) >> 32) as u64;
         write(register::TIMER_START, steps.clamp(1, u64::from(u32::MAX)) as u32);
     }
 }

@@ -15,8 +15,7 @@ unsafe extern "C" {
 }
 
 fn is_code(addr: u64) -> bool {
-    // SAFETY: only the addresses are taken.
-    unsafe { (&raw const kernel_start as u64..&raw const text_end as u64).contains(&addr) }
+    (&raw const kernel_start as u64..&raw const text_end as u64).contains(&addr)
 }
 
 /// Reports what went wrong and how it came there, and ends the machine.

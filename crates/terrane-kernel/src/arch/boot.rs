@@ -117,7 +117,7 @@ long_mode:
     .pushsection .bss.boot_stack, "aw", @nobits
     .balign 4096
 boot_stack:
-    .skip 65536
+    .skip 262144
 boot_stack_top:
     .popsection
 "#,
@@ -201,7 +201,8 @@ impl StartInfo {
     /// Its bytes.
     pub fn archive_bytes(&self) -> &'static [u8] {
         // SAFETY: the memory map leaves it out, so nobody writes it.
-        self.archive().map_or(&[], |(start, len)| unsafe { core::slice::from_raw_parts(direct(start), len as usize) })
+        self.archive()
+            .map_or(&[], |(start, len)| unsafe { core::slice::from_raw_parts(direct(start), len as usize) })
     }
 }
 

@@ -73,8 +73,7 @@ fn measure() -> u64 {
         unsafe {
             let femtoseconds = at.read_volatile() >> 32;
             at.add(2).write_volatile(at.add(2).read_volatile() | 1);
-            if femtoseconds != 0 {
-                let steps = MEASURE * 1_000_000 / femtoseconds;
+            if let Some(steps) = (MEASURE * 1_000_000).checked_div(femtoseconds) {
                 return measure_with(|| at.add(30).read_volatile() as u32, steps as u32, femtoseconds);
             }
         }
@@ -96,7 +95,7 @@ fn measure() -> u64 {
         u32::from(count.wrapping_neg()) << 16
     };
     let steps = (MEASURE * 1_193_182 / 1_000_000_000) as u32;
-    measure_with(read, steps << 16, 1_000_000_000_000_000 / 1_193_182 >> 16)
+    measure_with(read, steps << 16, (1_000_000_000_000_000 / 1_193_182) >> 16)
 }
 
 /// Measures the counter against `read`, a clock whose steps take `femtoseconds`, for `steps` of them.
@@ -114,12 +113,12 @@ fn measure_with(read: impl Fn() -> u32, steps: u32, femtoseconds: u64) -> u64 {
 #[inline]
 pub fn nanoseconds(timestamp: u64) -> u64 {
     let steps = timestamp.wrapping_sub(START.load(Ordering::Relaxed));
-    (u128::from(steps) * u128::from(SCALE.load(Ordering::Relaxed)) >> 32) as u64
+    ((u128::from(steps) * u128::from(SCALE.load(Ordering::Relaxed))) >> 32) as u64
 }
 
 /// The counter at `at` nanoseconds since the start of the kernel.
 pub fn timestamp_at(at: u64) -> u64 {
-    START.load(Ordering::Relaxed) + (u128::from(at) * u128::from(RATE.load(Ordering::Relaxed)) >> 32) as u64
+    START.load(Ordering::Relaxed) + ((u128::from(at) * u128::from(RATE.load(Ordering::Relaxed))) >> 32) as u64
 }
 
 /// Nanoseconds since the start of the kernel.
@@ -164,12 +163,14 @@ fn date() -> u64 {
     }
     let mode = read(11);
     if mode & 4 == 0 {
-        fields = fields.map(|field| (field & 0x70) / 16 * 10 + field % 16 + if field & 0x80 != 0 { 80 } else { 0 });
+        fields = fields
+            .map(|field| (field & 0x70) / 16 * 10 + field % 16 + if field & 0x80 != 0 { 80 } else { 0 });
     }
     let [second, minute, hour, day, month, year] = fields;
     // Days since 1970: as if years began in March. H. Hinnant, "chrono-compatible low-level date algorithms".
     let year = 2000 + year - u64::from(month <= 2);
     let month = (month + 9) % 12;
-    let days = 365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day.max(1) - 1 - 719_468;
+    let days =
+        365 * year + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day.max(1) - 1 - 719_468;
     ((days * 24 + hour) * 60 + minute) * 60 + second
 }

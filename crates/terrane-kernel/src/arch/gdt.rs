@@ -72,10 +72,10 @@ impl Tables {
                 0x00af_9b00_0000_ffff, // 0x08: the kernel's code
                 0x00cf_9300_0000_ffff, // 0x10: its data
                 0,
-                0, // 0x20: 32-bit code of programs, if there were any
+                0,                     // 0x20: 32-bit code of programs, if there were any
                 0x00cf_f300_0000_ffff, // 0x28: data of programs
                 0x00af_fb00_0000_ffff, // 0x30: code of programs
-                0, // 0x38: the task state
+                0,                     // 0x38: the task state
                 0,
             ]),
             task: UnsafeCell::new(TaskState {

@@ -82,7 +82,9 @@ pub fn set_current_thread(thread: usize) {
 /// One round of waiting for another processor: answers shoot-downs, since that one may be waiting for the answer.
 #[inline]
 pub fn relax() {
-    core::hint::spin_loop();
+    if cpu::has(cpu::Feature::Pause) {
+        core::hint::spin_loop();
+    }
     if crate::mm::is_asked() {
         crate::mm::answer_shoot_downs();
     }
@@ -125,14 +127,16 @@ unsafe extern "C" {
 /// The root table of the kernel alone.
 #[inline]
 pub fn kernel_root() -> u64 {
-    // SAFETY: only the address is taken: a physical one, as the linker script has it.
+    // A physical address, as the linker script has it.
     (&raw const boot_pml4) as u64
 }
 
 /// Sets the entry of the direct map for gigabyte `index`.
 pub fn set_direct_map(index: usize, entry: u64) {
     // SAFETY: the table of the direct map; nothing uses what is not mapped yet.
-    unsafe { crate::mm::direct((&raw const boot_pdpt_low) as u64).cast::<u64>().add(index).write_volatile(entry) };
+    unsafe {
+        crate::mm::direct((&raw const boot_pdpt_low) as u64).cast::<u64>().add(index).write_volatile(entry)
+    };
 }
 
 /// Takes the first gigabytes out of the lower half, where the processors started: from now on address 0 is not mapped.

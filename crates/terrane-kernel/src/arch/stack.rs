@@ -3,16 +3,17 @@
 use core::alloc::Layout;
 use terrane::OutOfMemory;
 
-/// Bytes of a thread's kernel stack. Code that is not optimised needs more.
-const SIZE: usize = if cfg!(debug_assertions) { 64 << 10 } else { 32 << 10 };
+/// Bytes of a thread's kernel stack. Most calls take a few KiB, but a new address space is built on the stack before it gets its
+/// place, which takes some 45; and code that is not optimised makes more copies.
+const SIZE: usize = if cfg!(debug_assertions) { 256 << 10 } else { 64 << 10 };
 /// What lies at the end of a stack as long as it has not overflowed.
 const CANARY: u64 = 0x7465_7272_616e_6521;
 
-/// Memory for a stack, zeroed and aligned to a page; where it begins.
+/// Memory for a stack, aligned to a page; where it begins.
 pub fn allocate(size: usize) -> Result<*mut u8, OutOfMemory> {
     let layout = Layout::from_size_align(size, 4096).map_err(|_| OutOfMemory)?;
     // SAFETY: the layout has a size.
-    let base = unsafe { alloc::alloc::alloc_zeroed(layout) };
+    let base = unsafe { alloc::alloc::alloc(layout) };
     if base.is_null() { Err(OutOfMemory) } else { Ok(base) }
 }
 

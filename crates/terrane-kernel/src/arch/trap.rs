@@ -47,8 +47,8 @@ unsafe extern "C" {
 
 /// Fills in the table of gates; once.
 pub fn make_gates() {
-    // SAFETY: addresses of code, see `entry`: each gate is 16 bytes.
-    let (exceptions, interrupts) = unsafe { (&raw const exception_gates as u64, &raw const interrupt_gates as u64) };
+    // Each is 16 bytes: see `entry`.
+    let (exceptions, interrupts) = (&raw const exception_gates as u64, &raw const interrupt_gates as u64);
     for number in 0..256u64 {
         let address = if number < 32 { exceptions + number * 16 } else { interrupts + (number - 32) * 16 };
         let stack = match number {

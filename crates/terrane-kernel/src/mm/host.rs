@@ -2,7 +2,7 @@
 
 use super::layout::direct;
 use super::tlb::{self, Running};
-use crate::sync::{RawMutex, RawRwLock, wake_all, wait_while};
+use crate::sync::{RawMutex, RawRwLock, wait_while, wake_all};
 use core::ptr::NonNull;
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::page_table::X86_64;

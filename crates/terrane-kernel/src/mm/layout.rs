@@ -71,10 +71,8 @@ impl Pieces {
 
     /// Takes `hole` out.
     pub fn remove(&mut self, hole: Piece) {
-        let hole = Piece {
-            start: hole.start / PAGE_SIZE * PAGE_SIZE,
-            end: hole.end.next_multiple_of(PAGE_SIZE),
-        };
+        let hole =
+            Piece { start: hole.start / PAGE_SIZE * PAGE_SIZE, end: hole.end.next_multiple_of(PAGE_SIZE) };
         for index in 0..self.count {
             let piece = self.pieces[index];
             if hole.start < piece.end && piece.start < hole.end {

@@ -16,7 +16,6 @@ mod tlb;
 
 pub use host::KernelHost;
 pub use layout::direct;
-pub use tlb::activate as activate_space;
 
 use crate::arch::{StartInfo, interrupts, percpu};
 use crate::errno::Errno;
@@ -264,7 +263,11 @@ pub fn set_up_heap(info: &StartInfo, kernel_end: u64) -> bool {
     let whole = largest;
     let total = largest.len();
     // Tables for the direct map come from below 4 GiB, before there is anything else.
-    let mut low = pieces.iter().filter(|piece| piece.end <= 4 << 30).max_by_key(|piece| piece.len()).unwrap_or_default();
+    let mut low = pieces
+        .iter()
+        .filter(|piece| piece.end <= 4 << 30)
+        .max_by_key(|piece| piece.len())
+        .unwrap_or_default();
     let low_whole = low;
     layout::extend_direct_map(pieces.end(), || low.cut(PAGE_SIZE).start);
     if low_whole == whole {

@@ -16,7 +16,9 @@ pub struct Region {
 impl Region {
     /// A device in `piece`, which nobody else uses.
     pub fn new(piece: Piece) -> Self {
-        let fails = crate::options::values("inject").find_map(|word| word.strip_prefix("swap:")?.parse().ok()).unwrap_or(0);
+        let fails = crate::options::values("inject")
+            .find_map(|word| word.strip_prefix("swap:")?.parse().ok())
+            .unwrap_or(0);
         Self { piece, fails, transfers: AtomicU64::new(0) }
     }
 

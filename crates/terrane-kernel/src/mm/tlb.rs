@@ -199,7 +199,8 @@ pub fn answer() {
             askers &= askers - 1;
             let Some(data) = percpu::of(asker) else { continue };
             let theirs = &data.memory.tlb;
-            let [space, start, end, generation] = [0, 1, 2, 3].map(|word: usize| theirs.request[word].load(Ordering::Relaxed));
+            let [space, start, end, generation] =
+                [0, 1, 2, 3].map(|word: usize| theirs.request[word].load(Ordering::Relaxed));
             // Otherwise this processor has left the space, and what it kept is of an older generation.
             if space == mine.number.get() {
                 mine.forget(AddrRange { start, end }, generation);
