@@ -6,7 +6,7 @@ use crate::failure::{Failure, one_line};
 use crate::measure::Experiment;
 use crate::measure::threads::processors;
 use crate::soak::Plant;
-use crate::{bench, boot, experiments, referee, soak};
+use crate::{bench, boot, compare, experiments, referee, soak};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use std::fmt::Write as _;
@@ -109,7 +109,30 @@ enum Command {
         /// Writes a report as JSON (see docs/json.md); - is standard output, and the program’s goes to standard error
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// A static ELF program for x86-64
+        /// A static ELF program for x86-64, or the name of one in programs/
+        program: PathBuf,
+        /// What it is called with
+        #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Runs a Linux program on the host, on Terrane’s kernel, and on Linux kernels in the same emulator
+    #[command(after_help = AFTER_COMPARE)]
+    Compare {
+        #[command(flatten)]
+        guest: GuestOptions,
+        /// Also on this Linux kernel (a bzImage), in the same emulator; may be repeated
+        #[arg(long, value_name = "KERNEL")]
+        linux: Vec<PathBuf>,
+        /// Runs of each; the table shows their medians
+        #[arg(long, value_name = "R", default_value = "1", allow_negative_numbers = true, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        runs: u16,
+        /// Does not run it on the host
+        #[arg(long)]
+        no_host: bool,
+        /// Writes a report as JSON (see docs/json.md); - is standard output, and the table then goes to standard error
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// A static ELF program for x86-64, or the name of one in programs/
         program: PathBuf,
         /// What it is called with
         #[arg(value_name = "ARG", trailing_var_arg = true, allow_hyphen_values = true)]
@@ -238,6 +261,25 @@ Examples:
 Exit status: that of the program; 128 and the number of the signal that killed it; 2 wrong arguments, no emulator, a program that a
 guest cannot run, too little memory; 124 it took longer than --timeout; 125 the kernel panicked or the emulator ended early.";
 
+/// What is compared, and what comes out.
+const AFTER_COMPARE: &str = "\
+Standard output and exit status must be the same everywhere. Lines NAME VALUE UNIT on standard error are figures, and become the
+table; times (ns, us, ms, s) should be low and rates (…/s) high. The programs of the repository’s folder programs/ are made of
+their sources by name: multi-fault, map-unmap, faults, gaps, split-merge, populate, heap, ebizzy, processes, startup; -h behind
+the name says what each does.
+
+A Linux kernel runs in the same emulator with the same processors and memory, from a file system of the program and a first process
+that is made here. Debian’s packages hold such images: apt-get download linux-image-cloud-amd64 says the name of the newest, and
+dpkg-deb -x PACKAGE.deb FOLDER unpacks FOLDER/boot/vmlinuz-….
+
+Examples:
+  terrane compare multi-fault -t 2
+  terrane compare --cpus 2 --linux vmlinuz-6.1 --linux vmlinuz-6.12 map-unmap
+  terrane compare --runs 5 --json report.json ./hello
+
+Exit status: 0 all agree, 1 outputs differ, 2 wrong arguments, no emulator, a program that a guest cannot run, too little memory;
+124 a run took longer than --timeout [600 s unless told]; 125 a kernel panicked or the emulator ended early.";
+
 /// A number of seconds for something that may go on for days.
 fn long(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
@@ -264,6 +306,7 @@ fn after_help() -> String {
   terrane soak --seconds 60                      stress it, and check every byte
   terrane referee                                compare it with the running kernel, call by call
   terrane boot ./hello                           run a static Linux program on Terrane’s kernel
+  terrane compare multi-fault                    run one on the host and there, and compare
 
 Exit status: 0 done, 1 a measurement broke off, 2 wrong arguments, too little memory, a file that cannot be written."
         .to_owned()
@@ -304,6 +347,19 @@ pub fn run() -> Result<u8, Failure> {
             let wanted = guest.into();
             boot::run(&boot::Request { wanted, locking, gdb, stat, verbose, json, program, arguments })
         }
+        Command::Compare { guest, linux, runs, no_host, json, program, arguments } => {
+            let (wanted, runs) = (guest.into(), usize::from(runs));
+            compare::run(&compare::Request {
+                wanted,
+                linux,
+                runs,
+                native: !no_host,
+                json,
+                program,
+                arguments,
+            })
+            .map(|()| 0)
+        }
         command => carry_out(command).map(|()| 0),
     }
 }
@@ -311,7 +367,7 @@ pub fn run() -> Result<u8, Failure> {
 /// Does what has no exit status of its own.
 fn carry_out(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Boot { .. } => Ok(()),
+        Command::Boot { .. } | Command::Compare { .. } => Ok(()),
         Command::Experiments { selection, files } => {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
@@ -393,7 +449,7 @@ fn explain(error: &clap::Error) -> Result<(), Failure> {
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
             Err(Failure::Request(
-                "a command is missing: experiments, bench, soak, referee, boot or list (see ‘terrane --help’)"
+                "a command is missing: experiments, bench, soak, referee, boot, compare or list (see ‘terrane --help’)"
                     .to_owned(),
             ))
         }

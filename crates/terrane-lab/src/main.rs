@@ -7,13 +7,15 @@
 //! The layers, from the bottom: [`measure`] times work and knows nothing of what it measures; [`report`] holds
 //! results and shows them as tables, JSON and pictures; [`baseline`] is what Terrane is compared with;
 //! [`experiments`] and [`bench`] say what is measured, one file each; [`command`] is what the user calls. [`soak`] measures
-//! nothing: it checks. [`boot`] runs programs on Terrane's kernel.
+//! nothing: it checks. [`boot`] runs programs on Terrane's kernel,
+//! [`compare`] also on the host and on Linux kernels beside it.
 
 mod baseline;
 mod bench;
 mod boot;
 mod cli;
 mod command;
+mod compare;
 mod experiments;
 mod failure;
 mod measure;

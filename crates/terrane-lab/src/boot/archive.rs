@@ -19,6 +19,7 @@ pub struct Archive<W> {
 
 const FOLDER: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+const DEVICE: u32 = 0o020_000;
 
 impl<W: Write> Archive<W> {
     /// An archive that goes to `out`.
@@ -55,6 +56,15 @@ impl<W: Write> Archive<W> {
         }
         self.parents(path)?;
         self.entry(path, FOLDER | 0o755, (0, 0), &[])
+    }
+
+    /// Puts a character device at `path`.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn device(&mut self, path: &str, major: u32, minor: u32) -> io::Result<()> {
+        self.parents(path)?;
+        self.entry(path, DEVICE | 0o600, (major, minor), &[])
     }
 
     /// Writes the end, and gives back what it was written to.
@@ -153,6 +163,7 @@ mod tests {
         archive.file("/a/b/c", 0o755, b"hello").unwrap();
         archive.file("/a/d", 0o644, b"").unwrap();
         archive.folder("/a/b/").unwrap();
+        archive.device("/dev/console", 5, 1).unwrap();
         assert!(archive.has("/a/b") && archive.has("a/d") && !archive.has("/b"));
         let clash = archive.file("/a/d", 0o644, b"again").unwrap_err();
         assert_eq!(clash.kind(), io::ErrorKind::AlreadyExists);
@@ -161,6 +172,8 @@ mod tests {
             ("a/b", 0o040_755, b""),
             ("a/b/c", 0o100_755, b"hello"),
             ("a/d", 0o100_644, b""),
+            ("dev", 0o040_755, b""),
+            ("dev/console", 0o020_600, b""),
         ];
         let read = read(&archive.finish().unwrap());
         let read: Vec<_> =

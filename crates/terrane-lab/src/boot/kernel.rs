@@ -18,11 +18,11 @@ pub fn find(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = named {
         return readable(path).map(|()| path.to_owned());
     }
+    if let Some(checkout) = checkout() {
+        return build(&checkout);
+    }
     let command =
         std::env::current_exe().map_err(|error| Failure::request("finding this program", &error))?;
-    if let Some(checkout) = command.ancestors().chain([here()]).find(|folder| is_checkout(folder)) {
-        return build(checkout);
-    }
     let beside = command.with_file_name(NAME);
     match beside.is_file() {
         true => Ok(beside),
@@ -31,6 +31,13 @@ pub fn find(named: Option<&Path>) -> Result<PathBuf, Failure> {
             command.display()
         ))),
     }
+}
+
+/// The checkout of the repository that this command belongs to, if it is still there.
+pub fn checkout() -> Option<PathBuf> {
+    let command = std::env::current_exe().unwrap_or_default();
+    let built_in = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+    command.ancestors().chain(built_in).find(|folder| is_checkout(folder)).map(Path::to_owned)
 }
 
 /// An image that the user named.
@@ -43,11 +50,6 @@ pub fn readable(path: &Path) -> Result<(), Failure> {
         true => Ok(()),
         false => Err(Failure::Request(format!("{} is no file", path.display()))),
     }
-}
-
-/// Where this command was built.
-fn here() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(""))
 }
 
 fn is_checkout(folder: &Path) -> bool {

@@ -1,6 +1,6 @@
 //! `terrane boot`: runs a Linux program on Terrane's kernel, in an emulator.
 //!
-//! From the bottom: [`archive`] packs files for a guest; [`program`] says whether a guest can run a program; [`fake`] is
+//! From the bottom: [`archive`] packs files for a guest; [`sources`] makes programs of C; [`program`] says whether a guest can run a program; [`fake`] is
 //! a guest of a few instructions; [`events`] are what a guest reports; [`qemu`] starts a guest and carries its streams; [`kernel`] finds the kernel's image,
 //! [`symbols`] names what is in it; [`stat`] shows counters. `terrane compare` stands on all of them.
 
@@ -10,6 +10,7 @@ pub mod fake;
 pub mod kernel;
 pub mod program;
 pub mod qemu;
+pub mod sources;
 pub mod stat;
 pub mod symbols;
 

@@ -1,5 +1,6 @@
 //! The program that a guest shall run: is it one that can?
 
+use super::sources;
 use crate::failure::Failure;
 use object::elf::{EM_X86_64, ET_DYN, ET_EXEC, FileHeader64, PT_INTERP, PT_LOAD};
 use object::endian::Endianness;
@@ -18,12 +19,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// Reads the program at `path`; a name without `/` that is not in this folder is looked up in `PATH`, as a shell does.
+    /// Reads the program at `path`. What is not there may be one of `programs/`, by its name, which is then made; or a name
+    /// without `/` is looked up in `PATH`, as a shell does.
     ///
     /// # Errors
     /// [`Failure::Request`] if it is not a static ELF program for x86-64.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let path = find(path);
+        let path = find(path)?;
         let bytes = read_file(&path)?;
         check(&bytes).map_err(|what| Failure::Request(format!("{} {what}", path.display())))?;
         let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -31,13 +33,19 @@ impl Program {
     }
 }
 
-fn find(path: &Path) -> PathBuf {
-    if path.exists() || path.components().count() != 1 {
-        return path.to_owned();
+fn find(path: &Path) -> Result<PathBuf, Failure> {
+    if path.exists() {
+        return Ok(path.to_owned());
     }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
+    if let Some(program) = sources::ours(path)? {
+        return Ok(program);
+    }
+    let folders = match path.components().count() {
+        1 => std::env::var_os("PATH").unwrap_or_default(),
+        _ => return Ok(path.to_owned()),
+    };
     let found = std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|path| path.is_file());
-    found.unwrap_or_else(|| path.to_owned())
+    Ok(found.unwrap_or_else(|| path.to_owned()))
 }
 
 /// The bytes of a file for a guest.
