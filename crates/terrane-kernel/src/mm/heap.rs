@@ -3,12 +3,63 @@
 //! One lock for all. Terrane allocates when mappings change, not in faults on memory that is there, and keeps records and frames for
 //! each processor by itself.
 
+//!
+//! The lock is held with interrupts off: interrupt handlers queue signals.
+
 use super::layout::{Piece, direct};
+use crate::arch::interrupts;
 use crate::sync::RawSpin;
+use core::sync::atomic::{AtomicBool, Ordering};
+use lock_api::RawMutex as _;
 use talc::{ErrOnOom, Span, Talc, Talck};
 
+/// A spin lock that keeps interrupts out while it is held.
+struct RawQuiet {
+    lock: RawSpin,
+    /// Whether the holder lets interrupts in afterwards; the holder's.
+    enables: AtomicBool,
+}
+
+// SAFETY: as exclusive as the lock inside.
+unsafe impl lock_api::RawMutex for RawQuiet {
+    #[allow(clippy::declare_interior_mutable_const, reason = "as lock_api asks")]
+    const INIT: Self = RawQuiet { lock: RawSpin::INIT, enables: AtomicBool::new(false) };
+    type GuardMarker = lock_api::GuardNoSend;
+
+    #[inline]
+    fn lock(&self) {
+        let enables = interrupts::are_enabled();
+        interrupts::disable();
+        self.lock.lock();
+        self.enables.store(enables, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn try_lock(&self) -> bool {
+        let enables = interrupts::are_enabled();
+        interrupts::disable();
+        let taken = self.lock.try_lock();
+        if taken {
+            self.enables.store(enables, Ordering::Relaxed);
+        } else if enables {
+            interrupts::enable();
+        }
+        taken
+    }
+
+    #[inline]
+    unsafe fn unlock(&self) {
+        let enables = self.enables.load(Ordering::Relaxed);
+        // SAFETY: by the caller.
+        unsafe { self.lock.unlock() };
+        if enables {
+            interrupts::enable();
+        }
+    }
+}
+
 #[global_allocator]
-static HEAP: Talck<RawSpin, ErrOnOom> = Talc::new(ErrOnOom).lock();
+static HEAP: Talck<RawQuiet, ErrOnOom> = Talc::new(ErrOnOom).lock();
 
 /// Gives `piece` to the heap, for ever.
 ///
