@@ -1,33 +1,191 @@
-//! Threads, processes, the scheduler. To come.
+//! Threads and processes.
+//!
+//! | module | what |
+//! |---|---|
+//! | `lock`, `list`, `own` | a spin lock that keeps interrupts out; lists without memory of their own; what only one thread uses |
+//! | `sched`, `timer`, `wait` | which thread runs; deadlines; waiting until something is so |
+//! | `thread`, `process`, `tree` | what is scheduled, what threads have in common, and who is whose child |
+//! | `futex`, `rseq` | what the C libraries build locks and per-CPU data on |
+//! | `signal`, `restart`, `stop`, `timers` | signals, the calls that they interrupt, processes that stand still, timers that send them |
+//! | `clone`, `elf`, `exec`, `exit`, `vfork`, `children` | the life of a process |
+//! | `time`, `report` | clocks; what is told at the end |
+//!
+//! Each module's head says which races it settles, and how.
 
+pub mod children;
+pub mod clone;
+pub mod elf;
+pub mod exec;
+pub mod exit;
+pub mod futex;
+mod list;
+pub mod lock;
+mod own;
+pub mod process;
+mod report;
+pub mod restart;
+pub mod rseq;
+pub mod sched;
+pub mod signal;
+mod stop;
+pub mod thread;
+pub mod time;
+mod timer;
+pub mod timers;
+pub mod tree;
+mod vfork;
 pub mod wait;
 
-use crate::arch::TrapFrame;
+pub use sched::yield_now;
+pub use signal::before_user;
+pub use thread::{current, try_current};
 
-/// Runs the program that the command line names, and everything it starts.
+use crate::arch::{self, TrapFrame, interrupts};
+use crate::errno::Errno;
+use crate::{fs, options, report, syscall};
+use signal::{Info, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP};
+use terrane::FaultError;
+use terrane::sync::Shared;
+use terrane::vma::Access;
+
+/// Runs the program that the command line names, and everything it starts. On the first CPU, when everything is up, with interrupts off.
 pub fn start() -> ! {
-    crate::report!("@exit 0");
-    crate::arch::exit(0)
+    if let Err(errno) = start_first() {
+        report!("@panic no memory for the first process ({errno:?})");
+        arch::exit(1);
+    }
+    interrupts::disable();
+    sched::run()
 }
-/// A page fault in user mode that cannot be resolved.
-pub fn on_page_fault(_frame: &mut TrapFrame, _addr: u64, _access: terrane::vma::Access, _error: terrane::FaultError) {}
-/// Another exception in user mode.
-pub fn on_trap(_frame: &mut TrapFrame, _vector: u8, _error: u64) {}
-/// A system call.
-pub fn on_syscall(_frame: &mut TrapFrame) {}
-/// The timer: with interrupts off.
-pub fn on_timer() {}
-/// Another processor has called `ipi::reschedule` for this one: with interrupts off.
-pub fn on_reschedule() {}
-/// Input has come: with interrupts off.
-pub fn on_input() {}
-/// The last thing before a return to user mode: signals, preemption.
-pub fn before_user(_frame: &mut TrapFrame) {}
-/// The loop of a processor that has nothing to do: never returns.
+
+/// The loop of the other CPUs, with interrupts off.
 pub fn idle() -> ! {
-    loop {
-        crate::arch::relax()
+    sched::run()
+}
+
+fn start_first() -> Result<(), Errno> {
+    let files = Shared::try_new(fs::Files::try_new()?)?;
+    let cwd = Shared::try_new(fs::Cwd::new())?;
+    let thread = clone::first(files, cwd, first_program)?;
+    sched::start(&thread);
+    Ok(())
+}
+
+/// Where the first thread begins: it becomes the program.
+extern "C" fn first_program(_: usize) -> ! {
+    sched::finish();
+    interrupts::enable();
+    let thread = current();
+    let mut frame = TrapFrame::user(0, 0);
+    if let Err((errno, path)) = exec_first(&mut frame) {
+        report!("@log cannot run {path}: error {}", errno.0);
+        exit::group(process::Exit::Code(if errno == Errno::ENOENT { 127 } else { 126 }));
+    }
+    report!("@ready {}", arch::now());
+    let at = thread.user_frame();
+    // SAFETY: this thread's registers, at the top of its stack, where nothing is yet.
+    unsafe {
+        at.write(frame);
+        before_user(&mut *at);
+        arch::enter_user(&*at)
     }
 }
-/// Lets other threads run.
-pub fn yield_now() {}
+
+fn exec_first(frame: &mut TrapFrame) -> Result<(), (Errno, &'static str)> {
+    let path = options::value("init").ok_or((Errno::ENOENT, "(no init= on the command line)"))?;
+    let named = |errno: Errno| (errno, path);
+    let strings = |name: &[u8]| {
+        let mut strings = exec::Strings::default();
+        if let Ok(bytes) = fs::read_whole(name) {
+            for string in bytes.split_inclusive(|&byte| byte == 0) {
+                strings.push(string.strip_suffix(&[0]).unwrap_or(string))?;
+            }
+        }
+        Ok::<_, Errno>(strings)
+    };
+    let arguments = strings(b"/.terrane/argv").map_err(named)?;
+    let environment = strings(b"/.terrane/envp").map_err(named)?;
+    let program = fs::open_program(path.as_bytes()).map_err(named)?;
+    exec::run(frame, program, path.as_bytes(), arguments, &environment).map_err(named)?;
+    Ok(())
+}
+
+/// A page fault in user mode that could not be resolved.
+pub fn on_page_fault(frame: &mut TrapFrame, addr: u64, _: Access, fault: FaultError) {
+    let thread = current();
+    let error = frame.orig_rax;
+    thread.change(|own| own.trap = (14, error, addr));
+    match fault {
+        FaultError::OutOfMemory => exit::out_of_memory(&thread, addr),
+        fault => signal::force(&thread, Info::fault(fault.signal() as u32, fault.code(), addr)),
+    }
+}
+
+/// Another exception in user mode.
+pub fn on_trap(frame: &mut TrapFrame, vector: u8, error: u64) {
+    let thread = current();
+    let at = frame.rip;
+    // With the `si_code`s of Linux.
+    let info = match vector {
+        0 => Info::fault(SIGFPE, 1, at),
+        1 => Info::fault(SIGTRAP, 2, at),
+        3 => Info::from_kernel(SIGTRAP),
+        4 => Info::from_kernel(SIGSEGV),
+        6 => Info::fault(SIGILL, 2, at),
+        16 | 19 => Info::fault(SIGFPE, float_code(&thread, vector), at),
+        17 => Info::fault(SIGBUS, 1, 0),
+        12 => Info::from_kernel(SIGBUS),
+        _ => Info::from_kernel(SIGSEGV),
+    };
+    thread.change(|own| own.trap = (vector.into(), error, 0));
+    signal::force(&thread, info);
+}
+
+/// Which exception of the floating-point units it was (`FPE_…`).
+fn float_code(thread: &thread::CurrentThread, vector: u8) -> i32 {
+    // SAFETY: it is the current thread.
+    let raised = unsafe {
+        thread.with_fpu(|fpu| {
+            fpu.save();
+            let bytes = fpu.bytes();
+            let word = |at: usize| u32::from(bytes[at]) | u32::from(bytes[at + 1]) << 8;
+            match vector {
+                // Status and control word of the x87; status and mask of SSE in one word.
+                16 => word(2) & !word(0),
+                _ => word(24) & !(word(24) >> 7),
+            }
+        })
+    };
+    match raised & 0x3f {
+        raised if raised & 1 != 0 => 7,
+        raised if raised & 4 != 0 => 3,
+        raised if raised & 8 != 0 => 4,
+        raised if raised & 0x12 != 0 => 5,
+        raised if raised & 0x20 != 0 => 6,
+        _ => 0,
+    }
+}
+
+/// A system call.
+pub fn on_syscall(frame: &mut TrapFrame) {
+    let thread = current();
+    restart::begin(&thread);
+    if let Some(result) = syscall::call(frame) {
+        restart::note(&thread, frame, result);
+    }
+}
+
+/// The timer: with interrupts off. `user`: it has interrupted a program.
+pub fn on_timer() {
+    let now = arch::now();
+    timer::fire_due(now);
+    sched::tick(now);
+    timer::arm(now);
+}
+
+/// Another CPU has called `ipi::reschedule` for this one: with interrupts off. What there is to do is done on the way back to user mode, or by the
+/// idle loop.
+pub fn on_reschedule() {}
+
+/// Input has come: with interrupts off. Who waits for it is woken by the console's queue.
+pub fn on_input() {}

@@ -1,0 +1,447 @@
+//! Limits, usage, scheduling, and what else a C library asks for as it starts.
+
+use super::Answer;
+use crate::arch;
+use crate::errno::Errno;
+use crate::mm;
+use crate::task::exec;
+use crate::task::process::{LIMITS, Process, Usage};
+use crate::task::sched;
+use crate::task::thread::{Thread, current};
+use crate::task::time::{SECOND, Timespec, timeval};
+use crate::task::tree::tree;
+use crate::user;
+use core::sync::atomic::Ordering;
+use terrane::PAGE_SIZE;
+use terrane::page_table::{Format, X86_64};
+use terrane::sync::Shared;
+
+/// What the threads of the current thread's process have used.
+pub fn own_usage(thread: &Thread) -> Usage {
+    let process = thread.process();
+    let tree = tree();
+    let mut usage = *process.ended.lock();
+    for thread in tree.threads_of(process) {
+        usage.add(&usage_of(thread));
+    }
+    usage
+}
+
+fn usage_of(thread: &Thread) -> Usage {
+    let time = thread.run_time();
+    Usage {
+        time,
+        in_kernel: thread.kernel_time().min(time),
+        faults: thread.faults.load(Ordering::Relaxed),
+        voluntary: thread.voluntary.load(Ordering::Relaxed),
+        preempted: thread.preempted.load(Ordering::Relaxed),
+        resident: 0,
+    }
+}
+
+/// Writes `struct rusage`.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn write_usage(to: u64, usage: &Usage) -> Result<(), Errno> {
+    let [user_seconds, user] = timeval(usage.time - usage.in_kernel);
+    let [system_seconds, system] = timeval(usage.in_kernel);
+    let mut words = [0i64; 18];
+    words[..4].copy_from_slice(&[user_seconds, user, system_seconds, system]);
+    words[4] = (usage.resident >> 10) as i64;
+    words[6] = usage.faults as i64;
+    words[14] = usage.voluntary as i64;
+    words[15] = usage.preempted as i64;
+    user::write_value(to, words)
+}
+
+/// `getrusage`.
+pub fn getrusage(who: u64, to: u64) -> Answer {
+    let thread = current();
+    let usage = match who as i32 {
+        0 => Usage { resident: thread.space().mm().peaks().0, ..own_usage(&thread) },
+        -1 => *thread.process().children.lock(),
+        1 => Usage { resident: thread.space().mm().peaks().0, ..usage_of(&thread) },
+        _ => return Err(Errno::EINVAL),
+    };
+    write_usage(to, &usage)?;
+    Ok(0)
+}
+
+/// `getrlimit`.
+pub fn getrlimit(resource: u64, to: u64) -> Answer {
+    prlimit64(0, resource, 0, to)
+}
+
+/// `setrlimit`.
+pub fn setrlimit(resource: u64, from: u64) -> Answer {
+    if from == 0 {
+        return Err(Errno::EFAULT);
+    }
+    prlimit64(0, resource, from, 0)
+}
+
+/// `prlimit64`.
+pub fn prlimit64(id: u64, resource: u64, new: u64, old: u64) -> Answer {
+    let resource = usize::try_from(resource as u32).ok().filter(|&r| r < LIMITS).ok_or(Errno::EINVAL)?;
+    let new = match new {
+        0 => None,
+        at => {
+            let [soft, hard] = user::read_value::<[u64; 2]>(at)?;
+            if soft > hard {
+                return Err(Errno::EINVAL);
+            }
+            Some((soft, hard))
+        }
+    };
+    let thread = current();
+    let process: Shared<Process> = match id as u32 {
+        0 => thread.process().clone(),
+        id => tree().process(id).map(|node| node.process.clone()).ok_or(Errno::ESRCH)?,
+    };
+    let before = {
+        let mut limits = process.limits.lock();
+        let before = limits[resource];
+        if let Some(new) = new {
+            if new.1 > before.1 && !thread.process().is_privileged() {
+                return Err(Errno::EPERM);
+            }
+            limits[resource] = new;
+        }
+        before
+    };
+    if new.is_some()
+        && let Some(space) = process.space()
+    {
+        exec::apply_limits(&process, &space);
+    }
+    if old != 0 {
+        user::write_value(old, [before.0, before.1])?;
+    }
+    Ok(0)
+}
+
+/// `sysinfo`.
+pub fn sysinfo(to: u64) -> Answer {
+    let usage = mm::machine().usage();
+    let total = usage.frames_total as u64 * PAGE_SIZE;
+    let free = usage.frames_free as u64 * PAGE_SIZE;
+    let load = (sched::runnable() as u64) << 16;
+    let processes = tree().threads().count() as u64;
+    // Uptime, three loads, memory: total, free, shared, buffers, swap: total, free; processes (16 bits), padding, high memory, unit.
+    let words: [u64; 14] =
+        [arch::now() / SECOND, load, load, load, total, free, 0, 0, 0, 0, processes & 0xffff, 0, 0, 1];
+    user::write_value(to, words)?;
+    Ok(0)
+}
+
+/// `sched_yield`.
+pub fn sched_yield() -> Answer {
+    sched::yield_now();
+    Ok(0)
+}
+
+/// Runs `act` on the thread with this number; 0 is the current one.
+fn on_thread<R>(id: u64, act: impl FnOnce(&Thread) -> R) -> Result<R, Errno> {
+    if (id as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    match id as u32 {
+        0 => Ok(act(&current())),
+        id => tree().thread(id).map(|thread| act(thread)).ok_or(Errno::ESRCH),
+    }
+}
+
+/// `sched_setaffinity`.
+pub fn sched_setaffinity(id: u64, len: u64, at: u64) -> Answer {
+    let mut bytes = [0; 8];
+    let len = (len as u32 as usize).min(8);
+    user::read(&mut bytes[..len], at)?;
+    let mask = u64::from_ne_bytes(bytes) & sched::online();
+    on_thread(id, |thread| {
+        if mask == 0 {
+            return Err(Errno::EINVAL);
+        }
+        thread.affinity.store(mask, Ordering::SeqCst);
+        sched::interrupt(thread);
+        Ok(())
+    })??;
+    if !sched::may_stay(&current()) {
+        sched::schedule();
+    }
+    Ok(0)
+}
+
+/// `sched_getaffinity`.
+pub fn sched_getaffinity(id: u64, len: u64, to: u64) -> Answer {
+    if len < 8 || !len.is_multiple_of(8) {
+        return Err(Errno::EINVAL);
+    }
+    let mask = on_thread(id, |thread| thread.affinity.load(Ordering::Relaxed))? & sched::online();
+    user::write_value(to, mask)?;
+    Ok(8)
+}
+
+/// `getcpu`.
+pub fn getcpu(cpu: u64, node: u64) -> Answer {
+    if cpu != 0 {
+        user::write_value(cpu, arch::cpu_index() as u32)?;
+    }
+    if node != 0 {
+        user::write_value(node, 0u32)?;
+    }
+    Ok(0)
+}
+
+/// `sched_getscheduler`: all are alike.
+pub fn sched_getscheduler(id: u64) -> Answer {
+    on_thread(id, |_| 0)
+}
+
+/// `sched_setscheduler`: to the ordinary policy, or to one with a priority, which is as the ordinary one here.
+pub fn sched_setscheduler(id: u64, policy: u64, param: u64) -> Answer {
+    let priority = user::read_value::<i32>(param)?;
+    let fits = match policy as u32 & !0x4000_0000 {
+        0 | 3 | 5 => priority == 0,
+        1 | 2 => (1..=99).contains(&priority),
+        _ => false,
+    };
+    if !fits {
+        return Err(Errno::EINVAL);
+    }
+    if priority != 0 {
+        // Without real-time threads none can be made.
+        return Err(Errno::EPERM);
+    }
+    on_thread(id, |_| 0)
+}
+
+/// `sched_setparam`.
+pub fn sched_setparam(id: u64, param: u64) -> Answer {
+    if user::read_value::<i32>(param)? != 0 {
+        return Err(Errno::EINVAL);
+    }
+    on_thread(id, |_| 0)
+}
+
+/// `sched_getparam`.
+pub fn sched_getparam(id: u64, to: u64) -> Answer {
+    on_thread(id, |_| ())?;
+    user::write_value(to, 0i32)?;
+    Ok(0)
+}
+
+/// `sched_get_priority_max`, `sched_get_priority_min`.
+pub fn sched_priority(policy: u64, real_time: u64) -> Answer {
+    match policy {
+        1 | 2 => Ok(real_time),
+        0 | 3 | 5 => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `sched_rr_get_interval`.
+pub fn sched_rr_get_interval(id: u64, to: u64) -> Answer {
+    on_thread(id, |_| ())?;
+    Timespec::of(4_000_000).write(to)?;
+    Ok(0)
+}
+
+/// `getpriority`: 20 less the nice value, which is 0.
+pub fn getpriority(which: u64, _: u64) -> Answer {
+    if which > 2 { Err(Errno::EINVAL) } else { Ok(20) }
+}
+
+/// `setpriority`: taken and ignored, as all threads are alike.
+pub fn setpriority(which: u64, _: u64) -> Answer {
+    if which > 2 { Err(Errno::EINVAL) } else { Ok(0) }
+}
+
+/// `getrandom`.
+pub fn getrandom(to: u64, len: u64, flags: u64) -> Answer {
+    if flags & !7 != 0 || flags & 6 == 6 {
+        return Err(Errno::EINVAL);
+    }
+    let len = len.min(i32::MAX as u64 & !(PAGE_SIZE - 1));
+    let mut done = 0;
+    while done < len {
+        let mut bytes = [0; 256];
+        for word in bytes.chunks_exact_mut(8) {
+            word.copy_from_slice(&arch::random().to_ne_bytes());
+        }
+        let part = (len - done).min(256);
+        match user::write(to + done, &bytes[..part as usize]) {
+            Ok(()) => done += part,
+            Err(errno) if done == 0 => return Err(errno),
+            Err(_) => break,
+        }
+        if done.is_multiple_of(PAGE_SIZE) && current().has_signal() {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// `arch_prctl`.
+pub fn arch_prctl(code: u64, value: u64) -> Answer {
+    let thread = current();
+    match code {
+        0x1002 if value >= X86_64::USER_END => Err(Errno::EPERM),
+        0x1001 if value >= X86_64::USER_END => Err(Errno::EPERM),
+        0x1002 => {
+            thread.fs_base.store(value, Ordering::Relaxed);
+            arch::set_fs_base(value);
+            Ok(0)
+        }
+        0x1001 => {
+            thread.gs_base.store(value, Ordering::Relaxed);
+            arch::set_gs_base(value);
+            Ok(0)
+        }
+        0x1003 => user::write_value(value, thread.fs_base.load(Ordering::Relaxed)).map(|()| 0),
+        0x1004 => user::write_value(value, thread.gs_base.load(Ordering::Relaxed)).map(|()| 0),
+        // `ARCH_CET_STATUS` and the like, which C libraries try: as on a kernel without.
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `set_tid_address`.
+pub fn set_tid_address(at: u64) -> Answer {
+    let thread = current();
+    thread.change(|own| own.clear_child_tid = at);
+    Ok(thread.id().into())
+}
+
+/// `set_robust_list`.
+pub fn set_robust_list(head: u64, len: u64) -> Answer {
+    if len != 24 {
+        return Err(Errno::EINVAL);
+    }
+    current().change(|own| own.robust_list = head);
+    Ok(0)
+}
+
+/// `get_robust_list`: of the calling thread.
+pub fn get_robust_list(id: u64, head: u64, len: u64) -> Answer {
+    let thread = current();
+    if id as u32 != 0 && id as u32 != thread.id() {
+        return Err(if tree().thread(id as u32).is_some() { Errno::EPERM } else { Errno::ESRCH });
+    }
+    user::write_value(len, 24u64)?;
+    user::write_value(head, thread.private().robust_list)?;
+    Ok(0)
+}
+
+/// `personality`.
+pub fn personality(persona: u64) -> Answer {
+    let thread = current();
+    let word = &thread.process().personality;
+    let before = word.load(Ordering::Relaxed);
+    if persona as u32 != u32::MAX {
+        word.store(persona as u32, Ordering::Relaxed);
+    }
+    Ok(before.into())
+}
+
+/// `prctl`: what programs use of it.
+pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
+    const SET_PDEATHSIG: u64 = 1;
+    const GET_PDEATHSIG: u64 = 2;
+    const GET_DUMPABLE: u64 = 3;
+    const SET_DUMPABLE: u64 = 4;
+    const SET_NAME: u64 = 15;
+    const GET_NAME: u64 = 16;
+    const SET_NO_NEW_PRIVS: u64 = 38;
+    const GET_NO_NEW_PRIVS: u64 = 39;
+    const GET_TID_ADDRESS: u64 = 40;
+    const SET_THP_DISABLE: u64 = 41;
+    const GET_THP_DISABLE: u64 = 42;
+    let thread = current();
+    let process = thread.process();
+    match option {
+        SET_PDEATHSIG if a > 64 => Err(Errno::EINVAL),
+        SET_PDEATHSIG => {
+            thread.change(|own| own.parent_death_signal = a as u32);
+            Ok(0)
+        }
+        GET_PDEATHSIG => {
+            user::write_value(a, thread.private().parent_death_signal)?;
+            Ok(0)
+        }
+        GET_DUMPABLE => Ok(process.dumpable.load(Ordering::Relaxed).into()),
+        SET_DUMPABLE if a > 1 => Err(Errno::EINVAL),
+        SET_DUMPABLE => {
+            process.dumpable.store(a as u32, Ordering::Relaxed);
+            Ok(0)
+        }
+        SET_NAME => {
+            let mut name = [0; 16];
+            for (nth, byte) in name[..15].iter_mut().enumerate() {
+                *byte = user::read_value::<u8>(a + nth as u64)?;
+                if *byte == 0 {
+                    break;
+                }
+            }
+            thread.change(|own| own.name = name);
+            Ok(0)
+        }
+        GET_NAME => {
+            user::write(a, &thread.private().name)?;
+            Ok(0)
+        }
+        SET_NO_NEW_PRIVS if a != 1 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        SET_NO_NEW_PRIVS => {
+            process.no_new_privileges.store(true, Ordering::Relaxed);
+            Ok(0)
+        }
+        GET_NO_NEW_PRIVS => Ok(process.no_new_privileges.load(Ordering::Relaxed).into()),
+        GET_TID_ADDRESS => {
+            user::write_value(a, thread.private().clear_child_tid)?;
+            Ok(0)
+        }
+        // How huge pages are made is the command line's to say, for all.
+        SET_THP_DISABLE => Err(Errno::EINVAL),
+        GET_THP_DISABLE => Ok(0),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// `membarrier`: by running on each CPU in turn, which none of them gets past without a switch.
+pub fn membarrier(command: u64, flags: u64) -> Answer {
+    const GLOBAL: u64 = 1;
+    const GLOBAL_EXPEDITED: u64 = 1 << 1;
+    const REGISTER_GLOBAL_EXPEDITED: u64 = 1 << 2;
+    const PRIVATE_EXPEDITED: u64 = 1 << 3;
+    const REGISTER_PRIVATE_EXPEDITED: u64 = 1 << 4;
+    const PRIVATE_SYNC_CORE: u64 = 1 << 5;
+    const REGISTER_PRIVATE_SYNC_CORE: u64 = 1 << 6;
+    const ALL: u64 = (1 << 7) - 1;
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let thread = current();
+    let registered = &thread.process().barriers;
+    match command {
+        0 => return Ok(ALL),
+        REGISTER_GLOBAL_EXPEDITED | REGISTER_PRIVATE_EXPEDITED | REGISTER_PRIVATE_SYNC_CORE => {
+            registered.fetch_or(command as u32, Ordering::Relaxed);
+            return Ok(0);
+        }
+        PRIVATE_EXPEDITED | PRIVATE_SYNC_CORE => {
+            if registered.load(Ordering::Relaxed) & (command << 1) as u32 == 0 {
+                return Err(Errno::EPERM);
+            }
+        }
+        GLOBAL | GLOBAL_EXPEDITED => {}
+        _ => return Err(Errno::EINVAL),
+    }
+    let own = thread.affinity.load(Ordering::Relaxed);
+    for cpu in (0..64).filter(|cpu| sched::online() >> cpu & 1 != 0) {
+        thread.affinity.store(1 << cpu, Ordering::SeqCst);
+        if !sched::may_stay(&thread) {
+            sched::schedule();
+        }
+    }
+    thread.affinity.store(own, Ordering::SeqCst);
+    Ok(0)
+}
