@@ -235,7 +235,9 @@ pub fn get_mempolicy([mode, to, max, addr, flags, _]: [u64; 6]) -> Answer {
         ALLOWED => (0, there),
         0 if addr != 0 => return Err(Errno::EINVAL),
         0 => with(|space, _| Ok(space.own_policy())).map(|policy| (policy.mode as i32, policy.nodes))?,
-        ADDR => with(|space, cpu| space.policy_at(cpu, addr)).map(|policy| (policy.mode as i32, policy.nodes))?,
+        ADDR => {
+            with(|space, cpu| space.policy_at(cpu, addr)).map(|policy| (policy.mode as i32, policy.nodes))?
+        }
         flags if flags == NODE | ADDR => {
             user::read_value::<u8>(addr)?;
             let node = with(|space, cpu| Ok(space.node_at(cpu, addr)))?;

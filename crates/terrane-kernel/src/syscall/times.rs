@@ -115,7 +115,8 @@ pub fn setitimer(which: u64, new: u64, old: u64) -> Answer {
     let (value, interval) = match new {
         0 => (0, 0),
         at => {
-            let [every_seconds, every_microseconds, seconds, microseconds] = user::read_value::<[i64; 4]>(at)?;
+            let [every_seconds, every_microseconds, seconds, microseconds] =
+                user::read_value::<[i64; 4]>(at)?;
             (of_timeval([seconds, microseconds])?, of_timeval([every_seconds, every_microseconds])?)
         }
     };

@@ -58,8 +58,8 @@ pub fn has_ended(process: &Shared<Process>) {
             Some(parent) => {
                 let signal = process.exit_signal.load(Ordering::Relaxed);
                 let action = parent.action(SIGCHLD);
-                let unwanted = signal == SIGCHLD
-                    && (action.handler == IGNORE || action.flags & SA_NOCLDWAIT != 0);
+                let unwanted =
+                    signal == SIGCHLD && (action.handler == IGNORE || action.flags & SA_NOCLDWAIT != 0);
                 if signal != 0 && !(signal == SIGCHLD && action.handler == IGNORE) {
                     let (code, status) = code_of(status);
                     let ended = process.ended.lock();
@@ -99,7 +99,12 @@ struct Found {
 }
 
 /// Looks for a child with news; `None` when there is none yet.
-fn look(tree: &mut Tree, me: u32, which: Which, options: u64) -> Result<Option<(Found, Option<Node>)>, Errno> {
+fn look(
+    tree: &mut Tree,
+    me: u32,
+    which: Which,
+    options: u64,
+) -> Result<Option<(Found, Option<Node>)>, Errno> {
     let mut any = false;
     let mut found = None;
     for node in tree.processes_mut() {

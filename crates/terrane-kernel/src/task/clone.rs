@@ -103,8 +103,19 @@ pub fn clone3(frame: &TrapFrame, at: u64, size: u64) -> Result<u64, Errno> {
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(bytes.try_into().map_err(|_| Errno::EINVAL)?);
     }
-    let [flags, _pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, _cgroup] =
-        words;
+    let [
+        flags,
+        _pidfd,
+        child_tid,
+        parent_tid,
+        exit_signal,
+        stack,
+        stack_size,
+        tls,
+        set_tid,
+        set_tid_size,
+        _cgroup,
+    ] = words;
     if set_tid != 0 || set_tid_size != 0 || exit_signal > 64 || flags & (CSIGNAL | DETACHED) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -146,11 +157,8 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
     }?;
     let files = if has(FILES) { me.files().clone() } else { Shared::try_new(me.files().fork()?)? };
     let cwd = if has(FS) { me.cwd().clone() } else { Shared::try_new(me.cwd().fork()?)? };
-    let space = if has(VM) {
-        me.space().clone()
-    } else {
-        mm::with_cpu(|cpu| mm::fork_space(cpu, me.space()))?
-    };
+    let space =
+        if has(VM) { me.space().clone() } else { mm::with_cpu(|cpu| mm::fork_space(cpu, me.space()))? };
     let process = if has(THREAD) {
         parent.clone()
     } else {
@@ -245,7 +253,11 @@ pub extern "C" fn begin(_: usize) -> ! {
 ///
 /// # Errors
 /// `ENOMEM`.
-pub fn first(files: Shared<crate::fs::Files>, cwd: Shared<crate::fs::Cwd>, entry: extern "C" fn(usize) -> !) -> Result<Shared<Thread>, Errno> {
+pub fn first(
+    files: Shared<crate::fs::Files>,
+    cwd: Shared<crate::fs::Cwd>,
+    entry: extern "C" fn(usize) -> !,
+) -> Result<Shared<Thread>, Errno> {
     let id = {
         let mut tree = tree();
         tree.reserve()?;

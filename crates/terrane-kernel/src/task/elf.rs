@@ -104,8 +104,7 @@ impl Header {
     pub fn image(&self, bytes: &[u8]) -> Result<Image, Errno> {
         let mut segments = Vec::new();
         segments.try_reserve_exact(self.headers)?;
-        let mut image =
-            Image { segments, headers_at: 0, executable_stack: false, has_interpreter: false };
+        let mut image = Image { segments, headers_at: 0, executable_stack: false, has_interpreter: false };
         for header in bytes.chunks_exact(PROGRAM_HEADER) {
             let flags = u32_at(header, 4);
             match u32_at(header, 0) {

@@ -22,11 +22,11 @@ use terrane::vma::VmFlags;
 
 use super::list::{Link, Linked, List};
 use super::lock::Lock;
+use super::restart;
 use super::sched;
 use super::thread::{CurrentThread, Thread, current};
 use super::time::{self, Timespec};
 use super::wait::{self, Wake};
-use super::restart;
 use crate::errno::Errno;
 use crate::mm;
 use crate::user;
@@ -234,7 +234,8 @@ fn requeue(from: Key, to: Key, wakes: u32, moves: u32) -> (u32, u32) {
     } else {
         let (first, second) = (source.min(target), source.max(target));
         let (mut first, mut second) = (TABLE[first].lock(), TABLE[second].lock());
-        let (out, into) = if source < target { (&mut *first, &mut *second) } else { (&mut *second, &mut *first) };
+        let (out, into) =
+            if source < target { (&mut *first, &mut *second) } else { (&mut *second, &mut *first) };
         while moved < moves {
             let Some(waiter) = out.find(|waiter| waiter.key.get() == from) else { break };
             // SAFETY: it is in this list, and cannot leave while that is locked.

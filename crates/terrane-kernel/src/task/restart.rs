@@ -26,7 +26,13 @@ pub fn after_handler(number: u64, timed: bool) -> bool {
 pub fn note(thread: &CurrentThread, frame: &mut TrapFrame, result: Result<u64, Errno>) {
     frame.rax = match result {
         Ok(value) => value,
-        Err(Errno::EINTR | Errno::ERESTARTSYS | Errno::ERESTARTNOINTR | Errno::ERESTARTNOHAND | Errno::ERESTART_RESTARTBLOCK) => {
+        Err(
+            Errno::EINTR
+            | Errno::ERESTARTSYS
+            | Errno::ERESTARTNOINTR
+            | Errno::ERESTARTNOHAND
+            | Errno::ERESTART_RESTARTBLOCK,
+        ) => {
             if !NEVER.contains(&frame.orig_rax) {
                 thread.change(|own| own.interrupted = true);
             }

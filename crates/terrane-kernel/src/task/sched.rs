@@ -106,16 +106,13 @@ impl Cpu {
 
 static CPUS: [Cpu; MAX_CPUS] = [const { Cpu::new() }; MAX_CPUS];
 
-/// CPUs that run the scheduler: a mask.
-static ONLINE: AtomicU64 = AtomicU64::new(0);
-
 fn this_cpu() -> &'static Cpu {
     &CPUS[arch::cpu_index()]
 }
 
-/// The mask of the CPUs that there are.
+/// The mask of the CPUs that there are: all have started, or are about to, when the first thread does.
 pub fn online() -> u64 {
-    ONLINE.load(Ordering::Relaxed)
+    u64::MAX >> (MAX_CPUS - arch::cpu_count().clamp(1, MAX_CPUS))
 }
 
 /// How often CPUs have changed from one thread to another.
@@ -418,9 +415,7 @@ pub fn finish() {
 
 /// Makes this CPU one that runs threads, and never returns. Each CPU calls it once, with interrupts off.
 pub fn run() -> ! {
-    let me = arch::cpu_index();
-    let cpu = &CPUS[me];
-    ONLINE.fetch_or(1 << me, Ordering::SeqCst);
+    let cpu = this_cpu();
     loop {
         interrupts::disable();
         cpu.idle.store(true, Ordering::SeqCst);

@@ -212,7 +212,8 @@ impl Thread {
     /// How long it has run, in ns.
     pub fn run_time(&self) -> u64 {
         let ran = self.ran.load(Ordering::Relaxed);
-        let runs = self.on_cpu.load(Ordering::Relaxed) && self.state.load(Ordering::Relaxed) != sched::BLOCKED;
+        let runs =
+            self.on_cpu.load(Ordering::Relaxed) && self.state.load(Ordering::Relaxed) != sched::BLOCKED;
         if runs { ran + arch::now().saturating_sub(self.charged_at.load(Ordering::Relaxed)) } else { ran }
     }
 

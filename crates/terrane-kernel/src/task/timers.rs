@@ -182,7 +182,8 @@ impl Timers {
     /// # Errors
     /// `EINVAL`.
     pub fn created(&self, number: u64) -> Result<&ProcessTimer, Errno> {
-        let timer = usize::try_from(number as u32).ok().and_then(|number| self.timers[INTERVAL..].get(number));
+        let timer =
+            usize::try_from(number as u32).ok().and_then(|number| self.timers[INTERVAL..].get(number));
         timer.filter(|timer| timer.setting.lock().used).ok_or(Errno::EINVAL)
     }
 

@@ -76,9 +76,10 @@ impl Tree {
             self.last = if self.last + 1 >= ID_MAX { 300 } else { self.last + 1 };
             let id = self.last;
             let used = self.threads.iter().any(|thread| thread.id() == id)
-                || self.processes.iter().any(|node| {
-                    node.process.id() == id || node.group == id || node.session == id
-                });
+                || self
+                    .processes
+                    .iter()
+                    .any(|node| node.process.id() == id || node.group == id || node.session == id);
             if !used {
                 return Ok(id);
             }
@@ -117,7 +118,9 @@ impl Tree {
 
     /// The threads of a process that have not ended.
     pub fn threads_of<'a>(&'a self, process: &'a Process) -> impl Iterator<Item = &'a Thread> {
-        self.threads().map(|thread| &**thread).filter(move |thread| core::ptr::eq(&raw const **thread.process(), process))
+        self.threads()
+            .map(|thread| &**thread)
+            .filter(move |thread| core::ptr::eq(&raw const **thread.process(), process))
     }
 
     /// Makes sure that a thread and a process can be added.

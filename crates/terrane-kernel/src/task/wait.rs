@@ -184,7 +184,11 @@ fn wait_on(
         if deadline.is_some_and(|deadline| deadline <= now) {
             break Err(Wake::Timeout);
         }
-        let limit = if poll { Some(deadline.map_or(now + LOOK_AGAIN, |at| at.min(now + LOOK_AGAIN))) } else { deadline };
+        let limit = if poll {
+            Some(deadline.map_or(now + LOOK_AGAIN, |at| at.min(now + LOOK_AGAIN)))
+        } else {
+            deadline
+        };
         if let Some(limit) = limit.filter(|_| poll || !started) {
             timer.stop();
             // SAFETY: it is stopped below, before it or the thread goes.

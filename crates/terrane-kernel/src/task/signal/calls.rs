@@ -1,8 +1,8 @@
 //! The system calls about signals.
 
 use super::{
-    Action, AlternateStack, COUNT, Info, SI_TKILL, SI_USER, Set, frame, is_ignored,
-    send_to_process, send_to_thread,
+    Action, AlternateStack, COUNT, Info, SI_TKILL, SI_USER, Set, frame, is_ignored, send_to_process,
+    send_to_thread,
 };
 use crate::arch::TrapFrame;
 use crate::errno::Errno;
@@ -256,7 +256,10 @@ pub fn kill(id: u64, signal: u64) -> Answer {
         }
     }
     // A thread's number names its process, too.
-    if !any && id > 0 && let Some(thread) = tree.thread(id as u32) {
+    if !any
+        && id > 0
+        && let Some(thread) = tree.thread(id as u32)
+    {
         any = true;
         if signal != 0 {
             send_to_process(&tree, thread.process(), info)?;

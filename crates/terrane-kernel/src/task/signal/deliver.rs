@@ -18,7 +18,8 @@ pub fn before_user(frame: &mut TrapFrame) {
     loop {
         interrupts::disable();
         let leaves = thread.process().ends(thread.id());
-        let stops = thread.process().stopped.load(Ordering::Relaxed) || thread.process().continued.load(Ordering::Relaxed);
+        let stops = thread.process().stopped.load(Ordering::Relaxed)
+            || thread.process().continued.load(Ordering::Relaxed);
         let moves = sched::must_switch() || !sched::may_stay(&thread);
         let signal = thread.has_signal();
         let restores = thread.private().saved_mask.is_some();
@@ -87,7 +88,9 @@ fn deliver(thread: &CurrentThread, frame: &mut TrapFrame) {
 
 fn run_handler(thread: &CurrentThread, frame: &mut TrapFrame, action: &Action, info: &Info) {
     if thread.private().interrupted {
-        if action.flags & SA_RESTART != 0 && restart::after_handler(frame.orig_rax, thread.private().restart_deadline.is_some()) {
+        if action.flags & SA_RESTART != 0
+            && restart::after_handler(frame.orig_rax, thread.private().restart_deadline.is_some())
+        {
             restart::again(thread, frame);
         } else {
             restart::end(thread, frame);
@@ -98,7 +101,9 @@ fn run_handler(thread: &CurrentThread, frame: &mut TrapFrame, action: &Action, i
     }
     let saved = thread.change(|own| own.saved_mask.take());
     let trap = match info.signal {
-        super::SIGSEGV | super::SIGBUS if info.code > 0 && info.code != super::SI_KERNEL => thread.last_trap(info.words[0]),
+        super::SIGSEGV | super::SIGBUS if info.code > 0 && info.code != super::SI_KERNEL => {
+            thread.last_trap(info.words[0])
+        }
         _ => (0, 0, 0),
     };
     let call = frame::Call {

@@ -159,11 +159,31 @@ pub fn push(thread: &CurrentThread, frame: &mut TrapFrame, call: &Call, info: &I
     words.put32(CONTEXT + 24, stack_flags);
     words.put(CONTEXT + 32, stack.size);
     let registers = [
-        frame.r8, frame.r9, frame.r10, frame.r11, frame.r12, frame.r13, frame.r14, frame.r15, frame.rdi,
-        frame.rsi, frame.rbp, frame.rbx, frame.rdx, frame.rax, frame.rcx, frame.rsp, frame.rip, frame.rflags,
+        frame.r8,
+        frame.r9,
+        frame.r10,
+        frame.r11,
+        frame.r12,
+        frame.r13,
+        frame.r14,
+        frame.r15,
+        frame.rdi,
+        frame.rsi,
+        frame.rbp,
+        frame.rbx,
+        frame.rdx,
+        frame.rax,
+        frame.rcx,
+        frame.rsp,
+        frame.rip,
+        frame.rflags,
         // cs, gs, fs, ss: 16 bits each.
         frame.cs & 0xffff | (frame.ss & 0xffff) << 48,
-        call.trap.1, call.trap.0, call.mask.0, call.trap.2, area_at,
+        call.trap.1,
+        call.trap.0,
+        call.mask.0,
+        call.trap.2,
+        area_at,
     ];
     for (nth, register) in registers.into_iter().enumerate() {
         words.put(REGISTERS + 8 * nth, register);
@@ -205,9 +225,21 @@ pub fn pop(thread: &CurrentThread, frame: &mut TrapFrame) -> Result<(), Errno> {
         take_area(thread, frame, area_at)?;
     }
     let to: [&mut u64; 15] = [
-        &mut frame.r8, &mut frame.r9, &mut frame.r10, &mut frame.r11, &mut frame.r12, &mut frame.r13,
-        &mut frame.r14, &mut frame.r15, &mut frame.rdi, &mut frame.rsi, &mut frame.rbp, &mut frame.rbx,
-        &mut frame.rdx, &mut frame.rax, &mut frame.rcx,
+        &mut frame.r8,
+        &mut frame.r9,
+        &mut frame.r10,
+        &mut frame.r11,
+        &mut frame.r12,
+        &mut frame.r13,
+        &mut frame.r14,
+        &mut frame.r15,
+        &mut frame.rdi,
+        &mut frame.rsi,
+        &mut frame.rbp,
+        &mut frame.rbx,
+        &mut frame.rdx,
+        &mut frame.rax,
+        &mut frame.rcx,
     ];
     for (nth, to) in to.into_iter().enumerate() {
         *to = word(&bytes, REGISTERS + 8 * nth);
