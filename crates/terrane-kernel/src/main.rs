@@ -21,7 +21,10 @@ use core::panic::PanicInfo;
 
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
-    arch::panic(format_args!("{info}"))
+    match info.location() {
+        Some(place) => arch::panic(format_args!("{}, at {place}", info.message())),
+        None => arch::panic(format_args!("{}", info.message())),
+    }
 }
 
 /// What the unwinding tables of the prebuilt libraries refer to. Nothing unwinds here.

@@ -6,8 +6,5 @@ use super::port;
 pub fn exit(code: u8) -> ! {
     // SAFETY: the port of `isa-debug-exit`, which nothing else uses.
     unsafe { port::write_u32(0xf4, code.into()) };
-    loop {
-        // SAFETY: nothing runs here any more.
-        unsafe { core::arch::asm!("cli", "hlt", options(nomem, nostack)) };
-    }
+    super::trap::stop()
 }

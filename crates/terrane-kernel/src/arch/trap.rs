@@ -204,16 +204,21 @@ pub fn stop_others() -> bool {
     true
 }
 
+/// Stops this processor.
+pub fn stop() -> ! {
+    loop {
+        // SAFETY: nothing runs here any more.
+        unsafe { asm!("cli", "hlt", options(nomem, nostack)) };
+    }
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn paranoid_trap(frame: &mut TrapFrame, vector: u8) {
     if vector == 2 && !STOPPED.load(Ordering::SeqCst) {
         return;
     }
     if vector == 2 {
-        loop {
-            // SAFETY: the end of this processor.
-            unsafe { asm!("cli", "hlt", options(nomem, nostack)) };
-        }
+        stop();
     }
     super::backtrace::panic_in_trap(frame, vector, cpu::fault_address());
 }
