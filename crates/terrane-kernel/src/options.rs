@@ -20,7 +20,7 @@ pub fn set(words: &'static str) {
 }
 
 /// The command line.
-fn words() -> &'static str {
+pub fn words() -> &'static str {
     let (length, words) = (LENGTH.load(Ordering::Acquire), WORDS.load(Ordering::Relaxed));
     if length == 0 {
         return "";

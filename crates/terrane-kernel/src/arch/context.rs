@@ -32,6 +32,7 @@ switch_contexts:                # rdi: where to store the stack pointer, rsi: th
     pop rbx
     pop rbp
     ret
+.global begin_context
 begin_context:
     mov rdi, r12
     xor ebp, ebp

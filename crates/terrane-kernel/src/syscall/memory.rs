@@ -36,16 +36,16 @@ pub fn mmap([addr, len, prot, flags, fd, offset]: [u64; 6]) -> Answer {
         return Err(Errno::EINVAL);
     }
     let mapped = fs::mapping_of(fd, prot, flags)?;
-    if mapped.zero {
+    let Some(mapped) = mapped else {
         // `/dev/zero` is memory.
         return with(|space, cpu| space.mmap(cpu, addr, len, prot, flags | MAP_ANONYMOUS, None, 0));
-    }
+    };
     with(|space, cpu| {
         let file = OpenFile::<KernelHost> {
             object: &mapped.object,
             readable: mapped.readable,
             writable: mapped.writable,
-            append_only: mapped.append_only,
+            append_only: false,
         };
         space.mmap(cpu, addr, len, prot, flags, Some(&file), offset)
     })

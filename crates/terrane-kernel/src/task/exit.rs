@@ -112,6 +112,7 @@ fn thread_only(thread: &CurrentThread) -> ! {
         if process.id() == 1 {
             report::shut_down(process.exit_status().unwrap_or(0));
         }
+        crate::fs::process_ended(process.id());
         children::has_ended(&process);
     }
     process.threads_changed.wake_all();

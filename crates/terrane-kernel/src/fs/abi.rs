@@ -1,0 +1,159 @@
+//! Linux's numbers for files, as on x86-64.
+
+pub const O_ACCMODE: u32 = 3;
+pub const O_WRONLY: u32 = 1;
+pub const O_RDWR: u32 = 2;
+pub const O_CREAT: u32 = 0o100;
+pub const O_EXCL: u32 = 0o200;
+pub const O_TRUNC: u32 = 0o1000;
+pub const O_APPEND: u32 = 0o2000;
+pub const O_NONBLOCK: u32 = 0o4000;
+pub const O_ASYNC: u32 = 0o20000;
+pub const O_DIRECT: u32 = 0o40000;
+pub const O_LARGEFILE: u32 = 0o100_000;
+pub const O_DIRECTORY: u32 = 0o200_000;
+pub const O_NOFOLLOW: u32 = 0o400_000;
+pub const O_NOATIME: u32 = 0o1_000_000;
+pub const O_CLOEXEC: u32 = 0o2_000_000;
+pub const O_PATH: u32 = 0o10_000_000;
+pub const O_TMPFILE: u32 = 0o20_000_000;
+
+pub const S_IFMT: u32 = 0o170_000;
+pub const S_IFIFO: u32 = 0o010_000;
+pub const S_IFCHR: u32 = 0o020_000;
+pub const S_IFDIR: u32 = 0o040_000;
+pub const S_IFREG: u32 = 0o100_000;
+pub const S_IFLNK: u32 = 0o120_000;
+
+pub const AT_FDCWD: i32 = -100;
+pub const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
+pub const AT_REMOVEDIR: u32 = 0x200;
+pub const AT_EACCESS: u32 = 0x200;
+pub const AT_SYMLINK_FOLLOW: u32 = 0x400;
+pub const AT_NO_AUTOMOUNT: u32 = 0x800;
+pub const AT_EMPTY_PATH: u32 = 0x1000;
+
+pub const POLLIN: u32 = 0x1;
+pub const POLLOUT: u32 = 0x4;
+pub const POLLERR: u32 = 0x8;
+pub const POLLHUP: u32 = 0x10;
+pub const POLLNVAL: u32 = 0x20;
+pub const POLLRDNORM: u32 = 0x40;
+pub const POLLWRNORM: u32 = 0x100;
+pub const POLLPRI: u32 = 0x2;
+pub const POLLRDBAND: u32 = 0x80;
+
+/// The longest path, its NUL included.
+pub const PATH_MAX: usize = 4096;
+/// The longest name.
+pub const NAME_MAX: usize = 255;
+/// Symbolic links that one path may lead through.
+pub const MAX_LINKS: usize = 40;
+/// Bytes that one call reads or writes at most.
+pub const MAX_TRANSFER: u64 = 0x7fff_f000;
+/// Buffers of a vectored call.
+pub const IOV_MAX: u64 = 1024;
+/// The first address that is not a program's.
+pub const USER_END: u64 = 0x7fff_ffff_f000;
+
+/// The numbers of the calls that are about files.
+pub mod nr {
+    pub const READ: u64 = 0;
+    pub const WRITE: u64 = 1;
+    pub const OPEN: u64 = 2;
+    pub const CLOSE: u64 = 3;
+    pub const STAT: u64 = 4;
+    pub const FSTAT: u64 = 5;
+    pub const LSTAT: u64 = 6;
+    pub const POLL: u64 = 7;
+    pub const LSEEK: u64 = 8;
+    pub const IOCTL: u64 = 16;
+    pub const PREAD64: u64 = 17;
+    pub const PWRITE64: u64 = 18;
+    pub const READV: u64 = 19;
+    pub const WRITEV: u64 = 20;
+    pub const ACCESS: u64 = 21;
+    pub const PIPE: u64 = 22;
+    pub const SELECT: u64 = 23;
+    pub const DUP: u64 = 32;
+    pub const DUP2: u64 = 33;
+    pub const SENDFILE: u64 = 40;
+    pub const SOCKET: u64 = 41;
+    pub const SOCKETPAIR: u64 = 53;
+    pub const FCNTL: u64 = 72;
+    pub const FLOCK: u64 = 73;
+    pub const FSYNC: u64 = 74;
+    pub const FDATASYNC: u64 = 75;
+    pub const TRUNCATE: u64 = 76;
+    pub const FTRUNCATE: u64 = 77;
+    pub const GETDENTS64: u64 = 217;
+    pub const GETCWD: u64 = 79;
+    pub const CHDIR: u64 = 80;
+    pub const FCHDIR: u64 = 81;
+    pub const RENAME: u64 = 82;
+    pub const MKDIR: u64 = 83;
+    pub const RMDIR: u64 = 84;
+    pub const CREAT: u64 = 85;
+    pub const LINK: u64 = 86;
+    pub const UNLINK: u64 = 87;
+    pub const SYMLINK: u64 = 88;
+    pub const READLINK: u64 = 89;
+    pub const CHMOD: u64 = 90;
+    pub const FCHMOD: u64 = 91;
+    pub const CHOWN: u64 = 92;
+    pub const FCHOWN: u64 = 93;
+    pub const LCHOWN: u64 = 94;
+    pub const UMASK: u64 = 95;
+    pub const UTIME: u64 = 132;
+    pub const MKNOD: u64 = 133;
+    pub const STATFS: u64 = 137;
+    pub const FSTATFS: u64 = 138;
+    pub const SYNC: u64 = 162;
+    pub const READAHEAD: u64 = 187;
+    pub const EPOLL_CREATE: u64 = 213;
+    pub const FADVISE64: u64 = 221;
+    pub const EPOLL_WAIT: u64 = 232;
+    pub const EPOLL_CTL: u64 = 233;
+    pub const UTIMES: u64 = 235;
+    pub const OPENAT: u64 = 257;
+    pub const MKDIRAT: u64 = 258;
+    pub const MKNODAT: u64 = 259;
+    pub const FCHOWNAT: u64 = 260;
+    pub const FUTIMESAT: u64 = 261;
+    pub const NEWFSTATAT: u64 = 262;
+    pub const UNLINKAT: u64 = 263;
+    pub const RENAMEAT: u64 = 264;
+    pub const LINKAT: u64 = 265;
+    pub const SYMLINKAT: u64 = 266;
+    pub const READLINKAT: u64 = 267;
+    pub const FCHMODAT: u64 = 268;
+    pub const FACCESSAT: u64 = 269;
+    pub const PSELECT6: u64 = 270;
+    pub const PPOLL: u64 = 271;
+    pub const SYNC_FILE_RANGE: u64 = 277;
+    pub const UTIMENSAT: u64 = 280;
+    pub const EPOLL_PWAIT: u64 = 281;
+    pub const TIMERFD_CREATE: u64 = 283;
+    pub const EVENTFD: u64 = 284;
+    pub const FALLOCATE: u64 = 285;
+    pub const TIMERFD_SETTIME: u64 = 286;
+    pub const TIMERFD_GETTIME: u64 = 287;
+    pub const EVENTFD2: u64 = 290;
+    pub const EPOLL_CREATE1: u64 = 291;
+    pub const DUP3: u64 = 292;
+    pub const PIPE2: u64 = 293;
+    pub const PREADV: u64 = 295;
+    pub const PWRITEV: u64 = 296;
+    pub const SYNCFS: u64 = 306;
+    pub const RENAMEAT2: u64 = 316;
+    pub const MEMFD_CREATE: u64 = 319;
+    pub const COPY_FILE_RANGE: u64 = 326;
+    pub const PREADV2: u64 = 327;
+    pub const PWRITEV2: u64 = 328;
+    pub const STATX: u64 = 332;
+    pub const CLOSE_RANGE: u64 = 436;
+    pub const OPENAT2: u64 = 437;
+    pub const FACCESSAT2: u64 = 439;
+    pub const EPOLL_PWAIT2: u64 = 441;
+    pub const FCHMODAT2: u64 = 452;
+}

@@ -1,0 +1,133 @@
+//! The buffers of a program that a call reads into or writes from, and the kernel's own in between.
+//!
+//! Bytes go through a buffer of the kernel's, because what they come from is looked at with locks held or pinned, and a copy from or to a
+//! program may fault.
+
+use super::abi::{IOV_MAX, MAX_TRANSFER, USER_END};
+use crate::errno::Errno;
+use crate::user;
+use alloc::vec::Vec;
+
+/// Bytes that are copied at a time, at most.
+pub const PIECE: usize = 1 << 16;
+
+/// A part of a program's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub at: u64,
+    pub len: u64,
+}
+
+/// The buffers of a call: one as a rule.
+pub struct Buffers {
+    one: [Part; 1],
+    many: Vec<Part>,
+    total: u64,
+}
+
+/// True when the bytes can lie in a program's memory at all.
+pub fn is_users(at: u64, len: u64) -> bool {
+    at.checked_add(len).is_some_and(|end| end <= USER_END)
+}
+
+impl Buffers {
+    /// One buffer.
+    ///
+    /// # Errors
+    /// `EFAULT` when it cannot be a program's.
+    pub fn one(at: u64, len: u64) -> Result<Self, Errno> {
+        if !is_users(at, len) {
+            return Err(Errno::EFAULT);
+        }
+        let len = len.min(MAX_TRANSFER);
+        Ok(Self { one: [Part { at, len }], many: Vec::new(), total: len })
+    }
+
+    /// The `count` buffers that the array of `struct iovec` at `at` describes.
+    ///
+    /// # Errors
+    /// `EINVAL` for too many, or for a negative length; `EFAULT`, `ENOMEM`.
+    pub fn vector(at: u64, count: u64) -> Result<Self, Errno> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut many = Vec::new();
+        many.try_reserve_exact(count as usize)?;
+        for n in 0..count {
+            let [at, len]: [u64; 2] = user::read_value(at + n * 16)?;
+            many.push(Part { at, len });
+        }
+        // All lengths are looked at before the first address.
+        if many.iter().any(|part| part.len > i64::MAX as u64) {
+            return Err(Errno::EINVAL);
+        }
+        let mut total = 0;
+        for part in &mut many {
+            if !is_users(part.at, part.len) {
+                return Err(Errno::EFAULT);
+            }
+            part.len = part.len.min(MAX_TRANSFER - total);
+            total += part.len;
+        }
+        Ok(Self { one: [Part { at: 0, len: 0 }], many, total })
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> u64 {
+        self.total
+    }
+
+    fn parts(&self) -> &[Part] {
+        if self.many.is_empty() { &self.one } else { &self.many }
+    }
+
+    /// A buffer of the kernel's for them, of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn piece(&self, limit: usize) -> Result<Vec<u8>, Errno> {
+        let mut piece = Vec::new();
+        let len = usize::try_from(self.total).map_or(limit, |total| total.min(limit));
+        piece.try_reserve_exact(len)?;
+        piece.resize(len, 0);
+        Ok(piece)
+    }
+
+    /// Copies the bytes from `at` on out of the program's buffers, as many as `to` takes; how many could be read.
+    pub fn read(&self, at: u64, to: &mut [u8]) -> usize {
+        self.for_each(at, to.len(), |address, from, to_len| {
+            user::read(&mut to[from..from + to_len], address).is_ok()
+        })
+    }
+
+    /// Copies bytes into the program's buffers, from `at` on; how many could be written.
+    pub fn write(&self, at: u64, from: &[u8]) -> usize {
+        self.for_each(at, from.len(), |address, begin, len| {
+            user::write(address, &from[begin..begin + len]).is_ok()
+        })
+    }
+
+    fn for_each(&self, at: u64, count: usize, mut copy: impl FnMut(u64, usize, usize) -> bool) -> usize {
+        let (mut skip, mut done) = (at, 0);
+        for part in self.parts() {
+            if skip >= part.len {
+                skip -= part.len;
+                continue;
+            }
+            let mut within = skip;
+            skip = 0;
+            while within < part.len && done < count {
+                // Page by page, so that what lies before a hole is copied.
+                let address = part.at + within;
+                let page = 4096 - (address & 4095);
+                let len = page.min(part.len - within).min((count - done) as u64) as usize;
+                if !copy(address, done, len) {
+                    return done;
+                }
+                within += len as u64;
+                done += len;
+            }
+        }
+        done
+    }
+}

@@ -1,0 +1,462 @@
+//! Reading and writing: the calls that move bytes.
+
+use super::abi::MAX_TRANSFER;
+use super::buffers::{Buffers, PIECE};
+use super::current;
+use super::inode::{Kind, Time};
+use super::open::{Open, OpenFile};
+use super::pipe::ATOMIC;
+use crate::errno::Errno;
+use crate::user;
+use core::ops::ControlFlow;
+
+/// Where a call reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Where {
+    /// At the file's position, which moves.
+    Position,
+    /// At this offset.
+    Offset(u64),
+}
+
+/// Reads once into a buffer of the kernel's.
+fn read_piece(file: &OpenFile, offset: u64, buffer: &mut [u8], blocks: bool) -> Result<usize, Errno> {
+    let blocks = blocks && file.blocks();
+    match &file.node.kind {
+        Kind::Regular(regular) => regular.read(offset, buffer),
+        Kind::Directory(_) => Err(Errno::EISDIR),
+        Kind::Device(device) => device.read(buffer, blocks),
+        Kind::Pipe(pipe) => pipe.read(buffer, blocks),
+        Kind::Event(event) => put_count(buffer, || event.read(blocks)),
+        Kind::Timer(timer) => put_count(buffer, || timer.read(blocks)),
+        Kind::Proc(entry) => {
+            let mut text = file.text.lock();
+            if offset == 0 {
+                *text = entry.text()?;
+            }
+            let rest = usize::try_from(offset).ok().and_then(|offset| text.get(offset..)).unwrap_or_default();
+            let count = rest.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&rest[..count]);
+            Ok(count)
+        }
+        Kind::Symlink(_) | Kind::Epoll(_) => Err(Errno::EINVAL),
+    }
+}
+
+/// A counter's value as eight bytes.
+fn put_count(buffer: &mut [u8], read: impl FnOnce() -> Result<u64, Errno>) -> Result<usize, Errno> {
+    let place = buffer.first_chunk_mut::<8>().ok_or(Errno::EINVAL)?;
+    *place = read()?.to_ne_bytes();
+    Ok(8)
+}
+
+/// Writes once from a buffer of the kernel's. `whole`: these are all the bytes of the call.
+fn write_piece(
+    file: &OpenFile,
+    offset: u64,
+    bytes: &[u8],
+    whole: bool,
+    blocks: bool,
+) -> Result<usize, Errno> {
+    let blocks = blocks && file.blocks();
+    match &file.node.kind {
+        Kind::Regular(regular) => regular.write(offset, bytes),
+        Kind::Directory(_) => Err(Errno::EISDIR),
+        Kind::Device(device) => device.write(bytes),
+        Kind::Pipe(pipe) => match pipe.write(bytes, whole && bytes.len() <= ATOMIC, blocks) {
+            Err(Errno::EPIPE) => {
+                current::send_signal(current::SIGPIPE);
+                Err(Errno::EPIPE)
+            }
+            result => result,
+        },
+        Kind::Event(event) => {
+            let value = bytes.first_chunk::<8>().ok_or(Errno::EINVAL)?;
+            event.write(u64::from_ne_bytes(*value), blocks)?;
+            Ok(8)
+        }
+        Kind::Proc(entry) => {
+            entry.store(bytes)?;
+            Ok(bytes.len())
+        }
+        Kind::Symlink(_) | Kind::Timer(_) | Kind::Epoll(_) => Err(Errno::EINVAL),
+    }
+}
+
+/// True when there is a position in it.
+pub fn has_position(file: &OpenFile) -> bool {
+    match &file.node.kind {
+        Kind::Regular(_) | Kind::Directory(_) | Kind::Proc(_) => true,
+        Kind::Device(device) => !device.is_console(),
+        _ => false,
+    }
+}
+
+/// True when a call ends with the first piece that comes, however small.
+fn is_stream(file: &OpenFile) -> bool {
+    match &file.node.kind {
+        Kind::Regular(_) | Kind::Proc(_) => false,
+        Kind::Device(device) => device.is_console(),
+        _ => true,
+    }
+}
+
+/// Reads into `buffers` from the offset on.
+fn read_all(file: &OpenFile, mut offset: u64, buffers: &Buffers) -> Result<u64, Errno> {
+    if buffers.len() == 0 {
+        // As Linux: nothing is looked at, but for what cannot be read at all.
+        return if matches!(file.node.kind, Kind::Directory(_)) { Err(Errno::EISDIR) } else { Ok(0) };
+    }
+    let mut piece = buffers.piece(PIECE)?;
+    let mut done = 0;
+    while done < buffers.len() {
+        let want = (buffers.len() - done).min(piece.len() as u64) as usize;
+        let got = match read_piece(file, offset, &mut piece[..want], done == 0) {
+            Ok(got) => got,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        };
+        let taken = buffers.write(done, &piece[..got]);
+        if taken < got
+            && let Kind::Pipe(pipe) = &file.node.kind
+        {
+            pipe.put_back(&piece[taken..got]);
+        }
+        done += taken as u64;
+        offset += taken as u64;
+        if taken < got {
+            return if done == 0 { Err(Errno::EFAULT) } else { Ok(done) };
+        }
+        if got < want || is_stream(file) || current::has_signal() && done >= PIECE as u64 {
+            break;
+        }
+    }
+    if matches!(file.node.kind, Kind::Regular(_)) && done > 0 {
+        file.node.attributes.lock().accessed = Time::now();
+    }
+    Ok(done)
+}
+
+/// Writes `buffers` from the offset on.
+fn write_all(file: &OpenFile, mut offset: u64, buffers: &Buffers) -> Result<u64, Errno> {
+    let is_pipe = matches!(file.node.kind, Kind::Pipe(_));
+    if buffers.len() == 0 && !matches!(file.node.kind, Kind::Event(_)) {
+        return Ok(0);
+    }
+    let mut piece = buffers.piece(if is_pipe { ATOMIC } else { PIECE })?;
+    let mut done = 0;
+    while done < buffers.len() {
+        let want = (buffers.len() - done).min(piece.len() as u64) as usize;
+        let got = buffers.read(done, &mut piece[..want]);
+        if got == 0 || is_pipe && got < want && done == 0 && buffers.len() <= ATOMIC as u64 {
+            return if done == 0 { Err(Errno::EFAULT) } else { Ok(done) };
+        }
+        let whole = got as u64 == buffers.len();
+        let put = match write_piece(file, offset, &piece[..got], whole, true) {
+            Ok(put) => put,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        };
+        done += put as u64;
+        offset += put as u64;
+        if put < got && !(is_pipe && file.blocks()) || matches!(file.node.kind, Kind::Event(_)) {
+            break;
+        }
+    }
+    if matches!(file.node.kind, Kind::Regular(_)) && done > 0 {
+        file.node.touch();
+    }
+    Ok(done)
+}
+
+fn read_to(fd: i32, place: Where, buffers: impl FnOnce() -> Result<Buffers, Errno>) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    if !file.reads() {
+        return Err(Errno::EBADF);
+    }
+    let buffers = buffers()?;
+    match place {
+        Where::Offset(_) if !has_position(&file) => Err(Errno::ESPIPE),
+        Where::Offset(offset) => read_all(&file, offset, &buffers),
+        Where::Position if !has_position(&file) => read_all(&file, 0, &buffers),
+        Where::Position => {
+            let mut position = file.position.lock();
+            let done = read_all(&file, *position, &buffers)?;
+            *position += done;
+            Ok(done)
+        }
+    }
+}
+
+/// How many of `len` bytes may be written at `offset` under the limit of the size of files.
+fn within_limit(file: &OpenFile, offset: u64, len: u64) -> Result<(), Errno> {
+    let limit = current::file_size_limit();
+    if matches!(file.node.kind, Kind::Regular(_)) && len > 0 && offset >= limit {
+        current::send_signal(current::SIGXFSZ);
+        return Err(Errno::EFBIG);
+    }
+    Ok(())
+}
+
+fn write_from(
+    fd: i32,
+    place: Where,
+    appends: bool,
+    buffers: impl FnOnce() -> Result<Buffers, Errno>,
+) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    if !file.writes() {
+        return Err(Errno::EBADF);
+    }
+    let buffers = buffers()?;
+    let Kind::Regular(regular) = &file.node.kind else {
+        return match place {
+            Where::Offset(_) if !has_position(&file) => Err(Errno::ESPIPE),
+            _ => write_all(&file, 0, &buffers),
+        };
+    };
+    let mut position = match place {
+        Where::Position => Some(file.position.lock()),
+        Where::Offset(_) => None,
+    };
+    let _alone = regular.writing.lock();
+    let offset = match (place, &position) {
+        _ if appends || file.appends() => regular.len(),
+        (Where::Offset(offset), _) => offset,
+        (Where::Position, position) => position.as_ref().map_or(0, |position| **position),
+    };
+    within_limit(&file, offset, buffers.len())?;
+    let done = write_all(&file, offset, &buffers)?;
+    if let Some(position) = &mut position {
+        **position = offset + done;
+    }
+    Ok(done)
+}
+
+/// An offset of a program's.
+///
+/// # Errors
+/// `EINVAL` for a negative one.
+fn offset(value: u64) -> Result<Where, Errno> {
+    if value > i64::MAX as u64 { Err(Errno::EINVAL) } else { Ok(Where::Offset(value)) }
+}
+
+/// `read`.
+pub fn read(fd: i32, at: u64, len: u64) -> Result<u64, Errno> {
+    read_to(fd, Where::Position, || Buffers::one(at, len))
+}
+
+/// `write`.
+pub fn write(fd: i32, at: u64, len: u64) -> Result<u64, Errno> {
+    write_from(fd, Where::Position, false, || Buffers::one(at, len))
+}
+
+/// `pread64`.
+pub fn pread(fd: i32, at: u64, len: u64, place: u64) -> Result<u64, Errno> {
+    read_to(fd, offset(place)?, || Buffers::one(at, len))
+}
+
+/// `pwrite64`.
+pub fn pwrite(fd: i32, at: u64, len: u64, place: u64) -> Result<u64, Errno> {
+    write_from(fd, offset(place)?, false, || Buffers::one(at, len))
+}
+
+/// `readv`.
+pub fn readv(fd: i32, at: u64, count: u64) -> Result<u64, Errno> {
+    read_to(fd, Where::Position, || Buffers::vector(at, count))
+}
+
+/// `writev`.
+pub fn writev(fd: i32, at: u64, count: u64) -> Result<u64, Errno> {
+    write_from(fd, Where::Position, false, || Buffers::vector(at, count))
+}
+
+/// `preadv2`; with no flags and an offset, `preadv`.
+pub fn preadv2(fd: i32, at: u64, count: u64, place: u64, flags: u32) -> Result<u64, Errno> {
+    let place = flagged(place, flags, false)?;
+    read_to(fd, place, || Buffers::vector(at, count))
+}
+
+/// `pwritev2`; with no flags and an offset, `pwritev`.
+pub fn pwritev2(fd: i32, at: u64, count: u64, place: u64, flags: u32) -> Result<u64, Errno> {
+    let appends = flags & RWF_APPEND != 0;
+    let place = flagged(place, flags, true)?;
+    write_from(fd, place, appends, || Buffers::vector(at, count))
+}
+
+const RWF_APPEND: u32 = 0x10;
+
+fn flagged(place: u64, flags: u32, writes: bool) -> Result<Where, Errno> {
+    // Urgent, or to stable storage: as always here. Without waiting: there is none for pages.
+    let known = 0x1 | 0x2 | 0x4 | 0x8 | if writes { RWF_APPEND } else { 0 };
+    if flags & !known != 0 {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if place == u64::MAX { Ok(Where::Position) } else { offset(place) }
+}
+
+/// `lseek`.
+pub fn lseek(fd: i32, offset: i64, whence: u32) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    if !has_position(&file) {
+        return Err(Errno::ESPIPE);
+    }
+    let mut position = file.position.lock();
+    let len = file.node.len();
+    let base = match whence {
+        0 => 0,
+        1 => *position as i64,
+        2 if matches!(file.node.kind, Kind::Regular(_)) => len as i64,
+        2 => 0,
+        // To the next bytes, and to the next hole: files have no holes but behind their end.
+        3 | 4 => {
+            let offset = u64::try_from(offset).ok().filter(|&offset| offset < len).ok_or(Errno::ENXIO)?;
+            *position = if whence == 3 { offset } else { len };
+            return Ok(*position);
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    if let Kind::Device(_) = file.node.kind {
+        return Ok(0);
+    }
+    let to = base.checked_add(offset).ok_or(Errno::EOVERFLOW)?;
+    *position = u64::try_from(to).map_err(|_| Errno::EINVAL)?;
+    Ok(*position)
+}
+
+/// The position that a call gets by address, or the file's own.
+enum Position {
+    At(u64, u64),
+    Own,
+}
+
+impl Position {
+    fn of(at: u64) -> Result<Self, Errno> {
+        if at == 0 {
+            return Ok(Position::Own);
+        }
+        let offset: i64 = user::read_value(at)?;
+        Ok(Position::At(at, u64::try_from(offset).map_err(|_| Errno::EINVAL)?))
+    }
+
+    fn get(&self, file: &OpenFile) -> u64 {
+        match *self {
+            Position::At(_, offset) => offset,
+            Position::Own => *file.position.lock(),
+        }
+    }
+
+    fn advance(&self, file: &OpenFile, by: u64) -> Result<(), Errno> {
+        match *self {
+            Position::At(at, offset) => user::write_value(at, offset + by),
+            Position::Own => {
+                *file.position.lock() += by;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Copies from one file to another, piece by piece, without a program's memory.
+fn transfer(from: &Open, mut read_at: u64, to: &Open, mut write_at: u64, len: u64) -> Result<u64, Errno> {
+    let buffers = Buffers::one(0, len.min(MAX_TRANSFER))?;
+    let mut piece = buffers.piece(PIECE)?;
+    let mut done = 0;
+    while done < buffers.len() {
+        let want = (buffers.len() - done).min(piece.len() as u64) as usize;
+        let mut step = || -> Result<ControlFlow<u64, u64>, Errno> {
+            let got = read_piece(from, read_at, &mut piece[..want], done == 0)?;
+            if got == 0 {
+                return Ok(ControlFlow::Break(0));
+            }
+            let alone = to.node.regular().map(|regular| regular.writing.lock());
+            if to.appends()
+                && let Some(regular) = to.node.regular()
+            {
+                write_at = regular.len();
+            }
+            let mut put = 0;
+            while put < got {
+                match write_piece(to, write_at + put as u64, &piece[put..got], false, true) {
+                    Ok(0) => break,
+                    Ok(n) => put += n,
+                    Err(error) if put == 0 => return Err(error),
+                    Err(_) => break,
+                }
+            }
+            drop(alone);
+            Ok(if put < got { ControlFlow::Break(put as u64) } else { ControlFlow::Continue(put as u64) })
+        };
+        match step() {
+            Ok(ControlFlow::Continue(count)) => {
+                done += count;
+                read_at += count;
+                write_at += count;
+            }
+            Ok(ControlFlow::Break(count)) => {
+                done += count;
+                break;
+            }
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    if done > 0 {
+        to.node.touch();
+    }
+    Ok(done)
+}
+
+/// `sendfile`.
+pub fn sendfile(out: i32, input: i32, place: u64, count: u64) -> Result<u64, Errno> {
+    let (from, to) = (current::files().get(input)?, current::files().get(out)?);
+    if !from.reads() || !to.writes() {
+        return Err(Errno::EBADF);
+    }
+    if to.appends() || matches!(from.node.kind, Kind::Pipe(_) | Kind::Directory(_)) {
+        return Err(Errno::EINVAL);
+    }
+    let position = Position::of(place)?;
+    let write_at = if has_position(&to) { *to.position.lock() } else { 0 };
+    let done = transfer(&from, position.get(&from), &to, write_at, count)?;
+    position.advance(&from, done)?;
+    if has_position(&to) {
+        *to.position.lock() += done;
+    }
+    Ok(done)
+}
+
+/// `copy_file_range`.
+pub fn copy_file_range(
+    input: i32,
+    from_at: u64,
+    out: i32,
+    to_at: u64,
+    len: u64,
+    flags: u32,
+) -> Result<u64, Errno> {
+    let (from, to) = (current::files().get(input)?, current::files().get(out)?);
+    if !from.reads() || !to.writes() || to.appends() {
+        return Err(Errno::EBADF);
+    }
+    for file in [&from, &to] {
+        match file.node.kind {
+            Kind::Regular(_) => {}
+            Kind::Directory(_) => return Err(Errno::EISDIR),
+            _ => return Err(Errno::EINVAL),
+        }
+    }
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let (read_position, write_position) = (Position::of(from_at)?, Position::of(to_at)?);
+    let (read_at, write_at) = (read_position.get(&from), write_position.get(&to));
+    let overlap = read_at < write_at.saturating_add(len) && write_at < read_at.saturating_add(len);
+    if super::tree::same(&from.node, &to.node) && overlap {
+        return Err(Errno::EINVAL);
+    }
+    let done = transfer(&from, read_at, &to, write_at, len)?;
+    read_position.advance(&from, done)?;
+    write_position.advance(&to, done)?;
+    Ok(done)
+}

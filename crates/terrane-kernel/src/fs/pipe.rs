@@ -1,0 +1,221 @@
+//! Pipes.
+//!
+//! Bytes in a ring, under a spin lock; copies from and to programs are made outside of it, by way of the kernel's buffers. Up to
+//! [`ATOMIC`] bytes go in together or not at all.
+
+use super::abi::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDNORM, POLLWRNORM};
+use super::bell::Bell;
+use crate::errno::Errno;
+use crate::sync::SpinLock;
+use alloc::collections::VecDeque;
+
+/// `PIPE_BUF`.
+pub const ATOMIC: usize = 4096;
+/// Bytes that a pipe takes at first.
+const CAPACITY: usize = 1 << 16;
+/// The most that `F_SETPIPE_SZ` gives.
+const MAX_CAPACITY: u64 = 1 << 20;
+
+struct State {
+    bytes: VecDeque<u8>,
+    capacity: usize,
+    readers: usize,
+    writers: usize,
+    /// Ends that were ever opened: who opens a named pipe waits for the other end to come, even if it has gone again.
+    readers_seen: u64,
+    writers_seen: u64,
+}
+
+/// A pipe.
+pub struct Pipe {
+    state: SpinLock<State>,
+    /// Rung when bytes come or go, and when an end is opened or closed.
+    pub bell: Bell,
+}
+
+impl Pipe {
+    /// An empty pipe without ends.
+    pub fn new() -> Self {
+        let state = State {
+            bytes: VecDeque::new(),
+            capacity: CAPACITY,
+            readers: 0,
+            writers: 0,
+            readers_seen: 0,
+            writers_seen: 0,
+        };
+        Self { state: SpinLock::new(state), bell: Bell::new() }
+    }
+
+    /// Somebody opens it.
+    pub fn open(&self, reads: bool, writes: bool) {
+        {
+            let mut state = self.state.lock();
+            state.readers += usize::from(reads);
+            state.writers += usize::from(writes);
+            state.readers_seen += u64::from(reads);
+            state.writers_seen += u64::from(writes);
+        }
+        self.bell.ring();
+    }
+
+    /// Somebody closes it.
+    pub fn close(&self, reads: bool, writes: bool) {
+        {
+            let mut state = self.state.lock();
+            state.readers -= usize::from(reads);
+            state.writers -= usize::from(writes);
+            if state.readers + state.writers == 0 {
+                state.bytes = VecDeque::new();
+            }
+        }
+        self.bell.ring();
+    }
+
+    /// Waits, after one end of a named pipe was opened, for the other.
+    ///
+    /// # Errors
+    /// `ERESTARTSYS`; `ENXIO` for a writer without a reader that does not wait.
+    pub fn meet(&self, reads: bool, writes: bool, blocks: bool) -> Result<(), Errno> {
+        if reads == writes {
+            return Ok(());
+        }
+        let (there, seen) = {
+            let state = self.state.lock();
+            if reads { (state.writers, state.writers_seen) } else { (state.readers, state.readers_seen) }
+        };
+        if there > 0 || (reads && !blocks) {
+            return Ok(());
+        }
+        if !blocks {
+            return Err(Errno::ENXIO);
+        }
+        self.bell.wait(|| {
+            let state = self.state.lock();
+            seen != if reads { state.writers_seen } else { state.readers_seen }
+        })
+    }
+
+    /// Takes bytes; 0 when there are none and nobody writes.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ERESTARTSYS`.
+    pub fn read(&self, buffer: &mut [u8], blocks: bool) -> Result<usize, Errno> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            {
+                let mut state = self.state.lock();
+                let count = buffer.len().min(state.bytes.len());
+                if count > 0 {
+                    let (first, second) = state.bytes.as_slices();
+                    let split = count.min(first.len());
+                    buffer[..split].copy_from_slice(&first[..split]);
+                    buffer[split..count].copy_from_slice(&second[..count - split]);
+                    state.bytes.drain(..count);
+                }
+                if count > 0 {
+                    drop(state);
+                    self.bell.ring();
+                    return Ok(count);
+                }
+                if state.writers == 0 {
+                    return Ok(0);
+                }
+            }
+            if !blocks {
+                return Err(Errno::EAGAIN);
+            }
+            self.bell.wait(|| {
+                let state = self.state.lock();
+                !state.bytes.is_empty() || state.writers == 0
+            })?;
+        }
+    }
+
+    /// Puts bytes back that could not be delivered.
+    pub fn put_back(&self, bytes: &[u8]) {
+        let mut state = self.state.lock();
+        if state.bytes.try_reserve(bytes.len()).is_ok() {
+            bytes.iter().rev().for_each(|&byte| state.bytes.push_front(byte));
+        }
+    }
+
+    /// Puts bytes in: all of them, unless they are not to be kept together (`whole`), where it may be fewer.
+    ///
+    /// # Errors
+    /// `EPIPE` when nobody reads, `EAGAIN`, `ERESTARTSYS`, `ENOMEM`.
+    pub fn write(&self, bytes: &[u8], whole: bool, blocks: bool) -> Result<usize, Errno> {
+        let needed = if whole { bytes.len() } else { 1 };
+        loop {
+            {
+                let mut state = self.state.lock();
+                if state.readers == 0 {
+                    return Err(Errno::EPIPE);
+                }
+                let count = bytes.len().min(state.capacity - state.bytes.len().min(state.capacity));
+                if count >= needed {
+                    state.bytes.try_reserve(count)?;
+                    state.bytes.extend(&bytes[..count]);
+                    drop(state);
+                    self.bell.ring();
+                    return Ok(count);
+                }
+            }
+            if !blocks {
+                return Err(Errno::EAGAIN);
+            }
+            self.bell.wait(|| {
+                let state = self.state.lock();
+                state.readers == 0 || state.capacity.saturating_sub(state.bytes.len()) >= needed
+            })?;
+        }
+    }
+
+    /// What `poll` says to who has it open so.
+    pub fn ready(&self, reads: bool, writes: bool) -> u32 {
+        let state = self.state.lock();
+        let mut ready = 0;
+        if reads {
+            ready |= if state.bytes.is_empty() { 0 } else { POLLIN | POLLRDNORM };
+            ready |= if state.writers == 0 && state.writers_seen > 0 { POLLHUP } else { 0 };
+        }
+        if writes {
+            let room = state.bytes.len() + ATOMIC <= state.capacity;
+            ready |= if room { POLLOUT | POLLWRNORM } else { 0 };
+            ready |= if state.readers == 0 { POLLERR } else { 0 };
+        }
+        ready
+    }
+
+    /// Bytes in it.
+    pub fn len(&self) -> usize {
+        self.state.lock().bytes.len()
+    }
+
+    /// Bytes that it takes.
+    pub fn capacity(&self) -> usize {
+        self.state.lock().capacity
+    }
+
+    /// Sets that, rounded up to a power of two of pages.
+    ///
+    /// # Errors
+    /// `EBUSY` when there is more in it, `EPERM` when it is too much, `EINVAL`.
+    pub fn set_capacity(&self, bytes: u64) -> Result<usize, Errno> {
+        let bytes = bytes.max(ATOMIC as u64).checked_next_power_of_two().ok_or(Errno::EINVAL)?;
+        if bytes > MAX_CAPACITY {
+            return Err(Errno::EPERM);
+        }
+        {
+            let mut state = self.state.lock();
+            if state.bytes.len() as u64 > bytes {
+                return Err(Errno::EBUSY);
+            }
+            state.capacity = bytes as usize;
+        }
+        self.bell.ring();
+        Ok(bytes as usize)
+    }
+}
