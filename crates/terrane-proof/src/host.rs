@@ -12,10 +12,13 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::page_table::{Format, PteFlags};
+use terrane::swap::SwapDevice;
 use terrane::sync::CpuId;
 use terrane::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence, spin_loop};
 use terrane::sync::mutation;
@@ -29,8 +32,7 @@ const LEVELS: u32 = if cfg!(terrane_loom) { 2 } else { 3 };
 pub const USER_END: u64 = if cfg!(terrane_loom) { 1 << 16 } else { 1 << 39 };
 
 /// Steps of a model between the translation of an access and its touch of the memory.
-#[cfg(terrane_watch)]
-const LINGERS: u32 = 8;
+const LINGERS: u32 = if cfg!(terrane_loom) { 1 } else { 8 };
 
 /// The host.
 pub struct Model {
@@ -229,7 +231,7 @@ impl Observe for Model {}
 
 impl Host for Model {
     type Format = ModelFormat;
-    type File = NoFile;
+    type File = Disk;
     type RwLock = RwSpin;
     type Mutex = Spin;
 }
@@ -299,24 +301,94 @@ unsafe impl lock_api::RawRwLock for RwSpin {
     }
 }
 
-/// No file: memory only.
-pub struct NoFile;
+/// A device of some pages: a file, or what is swapped to. Reading and writing take a while. Clones are the same device.
+#[derive(Clone)]
+pub struct Disk(Arc<Pages>);
 
-impl File for NoFile {
+struct Pages {
+    bytes: Mutex<Vec<u8>>,
+    fails: AtomicBool,
+    /// Steps of a model are operations on it.
+    steps: AtomicU32,
+}
+
+impl Disk {
+    /// A device of `pages` pages, all zero.
+    pub fn new(pages: usize) -> Self {
+        let bytes = Mutex::new(vec![0; pages * PAGE_SIZE as usize]);
+        let disk = Self(Arc::new(Pages { bytes, fails: AtomicBool::new(false), steps: AtomicU32::new(0) }));
+        disk.linger();
+        disk
+    }
+
+    /// From now on reading and writing fail, or not.
+    pub fn fail(&self, fails: bool) {
+        self.0.fails.store(fails, Ordering::Relaxed);
+    }
+
+    /// The first word of page `n`.
+    pub fn word(&self, n: usize) -> u64 {
+        let at = n * PAGE_SIZE as usize;
+        let bytes = self.0.bytes.lock().expect("no panic inside");
+        u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+    }
+
+    fn linger(&self) {
+        for _ in 0..LINGERS {
+            self.0.steps.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Copies what both have, the first word some time before the rest.
+    fn copy(
+        &self,
+        at: usize,
+        len: usize,
+        mut copy: impl FnMut(&mut [u8], Range<usize>),
+    ) -> Result<(), IoError> {
+        self.linger();
+        if self.0.fails.load(Ordering::Relaxed) {
+            return Err(IoError);
+        }
+        let first = len.min(8);
+        copy(&mut self.0.bytes.lock().expect("no panic inside")[at..at + first], 0..first);
+        self.linger();
+        copy(&mut self.0.bytes.lock().expect("no panic inside")[at + first..at + len], first..len);
+        Ok(())
+    }
+}
+
+impl File for Disk {
     fn len(&self) -> u64 {
-        0
+        self.0.bytes.lock().expect("no panic inside").len() as u64
     }
 
-    fn read_at(&self, _: u64, _: &mut [u8]) -> Result<usize, IoError> {
-        Err(IoError)
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, IoError> {
+        let len = buffer.len().min(File::len(self).saturating_sub(offset) as usize);
+        self.copy(offset as usize, len, |bytes, part| buffer[part].copy_from_slice(bytes))?;
+        Ok(len)
     }
 
-    fn write_at(&self, _: u64, _: &[u8]) -> Result<(), IoError> {
-        Err(IoError)
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), IoError> {
+        self.copy(offset as usize, from.len(), |bytes, part| bytes.copy_from_slice(&from[part]))
     }
 
     fn is_writable(&self) -> bool {
-        false
+        true
+    }
+}
+
+impl SwapDevice for Disk {
+    fn slots(&self) -> u32 {
+        (File::len(self) / PAGE_SIZE) as u32
+    }
+
+    fn read(&self, slot: u32, page: &mut [u8]) -> Result<(), IoError> {
+        self.read_at(u64::from(slot) * PAGE_SIZE, page).map(drop)
+    }
+
+    fn write(&self, slot: u32, page: &[u8]) -> Result<(), IoError> {
+        self.write_at(u64::from(slot) * PAGE_SIZE, page)
     }
 }
 

@@ -80,6 +80,8 @@ pub mod machine;
 pub mod mm;
 pub mod object;
 pub mod page_table;
+#[cfg(any(terrane_loom, terrane_watch))]
+pub mod proof;
 pub mod range_lock;
 pub mod reclaim;
 pub mod rmap;

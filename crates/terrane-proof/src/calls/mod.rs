@@ -6,12 +6,15 @@
 mod blocks;
 mod changes;
 mod faults;
+mod files;
 mod forks;
 mod index;
+mod moves;
 mod ranges;
+mod reclaim;
 mod users;
 
-use crate::host::{Model, ModelFormat};
+use crate::host::{Disk, Model, ModelFormat};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -20,12 +23,14 @@ use terrane::page_table::Pte;
 use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
 use terrane::sync::Shared;
 use terrane::vma::Prot;
-use terrane::{FaultError, PAGE_SIZE};
+use terrane::{FaultError, Frame, PAGE_SIZE};
 
 type Space = AddressSpace<Model>;
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FRAMES: usize = 96;
+/// Where memory is not short but pages of few frames are looked at.
+const SMALL: usize = 32;
 /// Where models map, in a table of its own: the first address of an aligned 2 MiB.
 const BASE: u64 = 1 << 30;
 
@@ -79,6 +84,14 @@ impl World {
         (world, Me(ManuallyDrop::new(cpu)))
     }
 
+    /// One that swaps to a device, too.
+    fn swapping() -> (Self, Me, Disk) {
+        let (world, cpu) = Self::of(SMALL);
+        let disk = Disk::new(4);
+        world.machine.swap_on(Box::new(disk.clone())).unwrap();
+        (world, cpu, disk)
+    }
+
     /// Runs `act` on a thread with a processor of its own.
     fn spawn<R: Send + 'static>(
         &self,
@@ -101,11 +114,14 @@ impl World {
         let list = space.mappings(&cpu).unwrap();
         assert!(list.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start), "mappings overlap");
         assert_eq!(space.map_count(), list.len());
+        let rss = space.mm().rss();
+        assert_eq!(rss.resident(), space.resident_pages(&cpu), "resident pages are not as many as counted");
         space.destroy(&cpu);
         cpu.quiesce();
         let usage = self.machine.usage();
         assert_eq!(usage.frames_free, self.free_frames, "frames leaked");
         assert_eq!(usage.vmas, 0, "VMAs leaked");
+        assert_eq!(self.machine.swap().usage().1, 0, "swap slots leaked");
         drop(cpu);
         assert_eq!(self.machine.usage().frames_free, self.free_frames);
     }
@@ -142,6 +158,33 @@ fn load(cpu: &Me, space: &Space, n: u64) -> Result<u64, FaultError> {
 
 fn store(cpu: &Me, space: &Space, n: u64, value: u64) -> Result<(), FaultError> {
     Model::store(cpu, space, page(n), value)
+}
+
+/// The frame that the entry of page `n` names, if it names one.
+fn frame_of(cpu: &Me, space: &Space, n: u64) -> Option<Frame> {
+    let pin = cpu.pin();
+    let ram = space.mm().ram(&pin);
+    space.mm().page_table.lookup(&ram, page(n))?.decode::<ModelFormat>().frame()
+}
+
+/// Whether page `n` is in memory and mapped, when who owns its entry has let go of it.
+fn is_resident(cpu: &Me, space: &Space, n: u64) -> bool {
+    let pin = cpu.pin();
+    let ram = space.mm().ram(&pin);
+    let slot = space.mm().page_table.lookup(&ram, page(n));
+    slot.is_some_and(|slot| {
+        slot.wait_not_busy(&ram);
+        slot.decode::<ModelFormat>().frame().is_some()
+    })
+}
+
+/// Lets reclaim look at page `n` so often that one that nobody uses goes.
+fn reclaim(cpu: &Me, space: &Space, n: u64) {
+    for _ in 0..2 {
+        if let Some(frame) = frame_of(cpu, space, n) {
+            terrane::proof::reclaim(cpu, frame);
+        }
+    }
 }
 
 /// Whether a page of the space is present. An entry that a late fault has taken, and will give back, is not.

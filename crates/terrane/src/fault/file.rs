@@ -207,6 +207,7 @@ pub(super) fn map_batch<H: Host>(
         if !object.is_ready(frame) {
             continue;
         }
+        mutant!("object_maps_leaving_around", (), crate::sync::mutation::linger());
         if let Some(taken) = slot.take(EMPTY) {
             *place = Some((taken, frame));
             any = true;
@@ -223,7 +224,8 @@ pub(super) fn map_batch<H: Host>(
         if slots.is_none_or(|slots| index >= slots.end()) {
             slots = object.slots(pin, index);
         }
-        if slots.and_then(|slots| slots.get(index)) == Some(frame) && object.is_still_ready(frame) {
+        let ready = mutant!("object_maps_leaving_around", object.is_still_ready(frame), true);
+        if slots.and_then(|slots| slots.get(index)) == Some(frame) && ready {
             taken.publish(H::Format::page(frame, flags));
             mapped += 1;
         }

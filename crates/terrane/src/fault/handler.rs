@@ -115,7 +115,8 @@ fn write_protected<H: Host>(
     }
     // A fork of this space is under way, and other CPUs may still be storing to the old page. The entry was made
     // read-only after the mark was set, so whoever read it that way sees the mark. The locked path waits for the fork.
-    if attempt.seq.is_some() && attempt.mm.forking.load(Ordering::Acquire) {
+    let forking = mutant!("forking_copies", attempt.mm.forking.load(Ordering::Acquire), false);
+    if attempt.seq.is_some() && forking {
         drop(taken);
         ram.free(copy);
         return Err(Stop::GiveUp(Counter::SpfVmaNotsup));
@@ -133,7 +134,8 @@ fn write_protected<H: Host>(
     }
     // No processor may go on reading the old page once the new one is written.
     // An entry that was never used has left no translation behind, unless the mark was taken away.
-    let used = allowed.contains(PteFlags::ACCESSED) || marks.contains(FrameFlags::AGED);
+    let used = allowed.contains(PteFlags::ACCESSED)
+        || mutant!("aged_ignored", marks.contains(FrameFlags::AGED), false);
     let ticket = if used { attempt.shoot_down_page(addr) } else { Ticket::PASSED };
     private::own(attempt, copy, anon, addr);
     taken.publish(H::Format::page(copy, flags));

@@ -65,9 +65,10 @@ impl Marks {
 /// out of use. A page that is shared is not forgotten, though it may be when the others have gone.
 pub fn may_vanish(meta: &FrameMeta, entry: PteFlags) -> bool {
     let flags = meta.flags();
-    let clean = flags.contains(FrameFlags::LAZYFREE) && !entry.contains(PteFlags::DIRTY);
+    let stored = mutant!("vanish_though_stored", entry.contains(PteFlags::DIRTY), false);
+    let clean = flags.contains(FrameFlags::LAZYFREE) && !stored;
     flags.contains(FrameFlags::ANON)
-        && meta.references() == 1
+        && mutant!("vanish_though_shared", meta.references() == 1, true)
         && (flags.contains(FrameFlags::DROPPABLE) || clean)
 }
 
@@ -107,7 +108,7 @@ fn take_from_frame(meta: &FrameMeta, marks: Marks) -> bool {
         return false;
     }
     // Looked at first: it is set for good.
-    if !meta.flags().contains(marks.of_frame()) {
+    if mutant!("aged_untold", !meta.flags().contains(marks.of_frame()), false) {
         meta.set_flags(marks.of_frame());
     }
     true

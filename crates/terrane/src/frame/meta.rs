@@ -147,7 +147,8 @@ impl FrameMeta {
     /// [`replace_flags`](Self::replace_flags) and a sweep after it.
     #[inline]
     pub fn flags_while_owned(&self) -> FrameFlags {
-        FrameFlags::from_bits_retain(self.flags.load(Ordering::SeqCst))
+        let order = mutant!("leave_looks_relaxed", Ordering::SeqCst, Ordering::Relaxed);
+        FrameFlags::from_bits_retain(self.flags.load(order))
     }
 
     /// Takes a page out of use as one of an object: it is not `UPTODATE` any more, and nobody finds the object by it. What kind it
@@ -160,7 +161,8 @@ impl FrameMeta {
             if !flags.contains(FrameFlags::UPTODATE) {
                 return !flags.contains(FrameFlags::LOCKED);
             }
-            if !flags.contains(FrameFlags::HELD) && self.replace_flags(flags, flags - FrameFlags::UPTODATE) {
+            let held = mutant!("dismissed_while_held", flags.contains(FrameFlags::HELD), false);
+            if !held && self.replace_flags(flags, flags - FrameFlags::UPTODATE) {
                 return true;
             }
             crate::sync::atomic::spin_loop();

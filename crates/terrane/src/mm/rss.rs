@@ -201,7 +201,8 @@ impl<H: Host> Mm<H> {
 
     #[inline]
     fn own(&self, cpu: CpuId) -> Option<&Counts> {
-        self.reserves.0.get(cpu.index()).map(|own| &own.counts)
+        let cpu = mutant!("rss_in_one_place", cpu.index(), 0);
+        self.reserves.0.get(cpu).map(|own| &own.counts)
     }
 
     /// `pages` of addresses are not mapped any more. By a call of `cpu`.

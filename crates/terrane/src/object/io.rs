@@ -60,8 +60,12 @@ impl<H: Host> Object<H> {
             made?;
             return if page == Page::Swapped { self.swap_in(cpu, index) } else { Ok(()) };
         };
-        let Some(frame) = self.begin_reading(cpu, index)? else { return Ok(()) };
+        // Before the page has its slot: who cuts the object short after this look finds the page there, or is noticed below.
         let len = self.len();
+        if index << PAGE_SHIFT >= len {
+            return Err(FaultError::BeyondEnd);
+        }
+        let Some(frame) = self.begin_reading(cpu, index)? else { return Ok(()) };
         let bytes = self.machine().host().bytes(frame);
         // SAFETY: the frame is ours: its slot says that it is being read, so nobody maps it or looks inside.
         let buffer = unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), PAGE_SIZE as usize) };
@@ -77,7 +81,7 @@ impl<H: Host> Object<H> {
         self.end_reading(cpu, index, frame, result.map(|_| ()))?;
         // Whoever cuts the object short sets the length and then leaves pages that are being read to us: Dekker's
         // pattern, with the length and the page's flags. The page is in use by now, so it takes a whole cut.
-        if self.len() < len {
+        if mutant!("read_leaves_cut", self.len() < len, false) {
             self.cut_again(cpu);
         }
         Ok(())

@@ -285,7 +285,8 @@ impl<H: Host> Object<H> {
     /// `SeqCst` read-modify-write; see the head of the module.
     #[inline]
     pub fn still_holds(&self, pin: &Pin<'_>, index: u64, frame: Frame) -> bool {
-        self.pages.get(pin, index) == Some(frame) && self.is_still_ready(frame)
+        self.pages.get(pin, index) == Some(frame)
+            && mutant!("object_maps_leaving", self.is_still_ready(frame), true)
             || self.device_frame(index) == Some(frame)
     }
 

@@ -24,6 +24,7 @@ impl<H: Host> Object<H> {
         if !free || !meta.replace_flags(flags, flags | FrameFlags::HELD) {
             return None;
         }
+        mutant!("dismissed_while_held", (), crate::sync::mutation::linger());
         // SAFETY: a page of an object has its address, which was exposed; and the object stays while one of its pages is
         // held: its end takes them all out.
         let object = unsafe { Shared::try_own(meta.owner().cast_const().cast::<Self>()) };
@@ -49,7 +50,7 @@ impl<H: Host> Object<H> {
             let out = (flags | FrameFlags::LOCKED) - FrameFlags::UPTODATE;
             if meta.replace_flags(flags, out) {
                 // Dekker's pattern with `still_holds`: flags written, fence, entries read; entry taken, flags read.
-                fence(Ordering::SeqCst);
+                mutant!("leave_without_fence", fence(Ordering::SeqCst), ());
                 return true;
             }
         }
@@ -81,7 +82,7 @@ impl<H: Host> Object<H> {
             let changed = slot.replace(Place::Frame(frame), place);
             debug_assert!(changed.is_ok(), "a page that is leaving changes its place");
         }
-        end(self, ram.meta(frame), |_| FrameFlags::empty());
+        end(self, ram.meta(frame), kind_of);
         let mut list = FrameList::new();
         list.push(ram.frames, frame);
         // Faults may still have its number.
@@ -104,7 +105,7 @@ impl<H: Host> Object<H> {
             let changed = slot.replace(Place::Frame(frame), Place::Frame(to));
             debug_assert!(changed.is_ok(), "a page that is leaving changes its place");
         }
-        end(self, old, |_| FrameFlags::empty());
+        end(self, old, kind_of);
         let mut list = FrameList::new();
         list.push(ram.frames, frame);
         // Faults may still have its number.
@@ -133,7 +134,7 @@ impl<H: Host> Object<H> {
             }
             Err(IoError) => {
                 stats.count(&pin, Counter::WriteBackError);
-                self.mark_dirty(frame);
+                mutant!("leave_forgets_failure", self.mark_dirty(frame), ());
                 Err(Error::Io)
             }
         }
@@ -187,6 +188,11 @@ impl<H: Host> Object<H> {
         }
         result
     }
+}
+
+/// What is left of a page that has left its object: who took an entry of it away just before has yet to see what kind of page it was.
+fn kind_of(flags: FrameFlags) -> FrameFlags {
+    flags & mutant!("leave_forgets_kind", FrameFlags::CACHE | FrameFlags::SHMEM, FrameFlags::empty())
 }
 
 /// Changes the flags of a page that the caller has `LOCKED` for the last time, and wakes who waits for it.

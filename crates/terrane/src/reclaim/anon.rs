@@ -93,7 +93,7 @@ fn is_of<H: Host>(ram: &Ram<'_, H>, frame: Frame, anon: NonNull<AnonVma<H>>) -> 
 /// the mapping later finds the page gone, and waits for the entry.
 fn is_locked<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, addr: u64) -> bool {
     let Some(vma) = mm.index.find(ram.pin, addr) else { return true };
-    vma.flags().contains(VmFlags::LOCKED)
+    mutant!("reclaim_anon_takes_locked", vma.flags().contains(VmFlags::LOCKED), false)
 }
 
 /// Takes the marks of having been accessed away. True when there were any, or the page must stay for another reason.
@@ -130,7 +130,7 @@ fn is_in_use<H: Host>(cpu: &Cpu<H>, frame: Frame, anon: NonNull<AnonVma<H>>) -> 
 pub(super) fn mark_aged<H: Host>(ram: &Ram<'_, H>, frame: Frame) {
     let meta = ram.meta(frame);
     // Looked at first: it is set for good.
-    if !meta.flags().contains(FrameFlags::AGED) {
+    if mutant!("aged_untold", !meta.flags().contains(FrameFlags::AGED), false) {
         meta.set_flags(FrameFlags::AGED);
     }
 }
@@ -211,7 +211,7 @@ fn unmap<H: Host>(
 ) -> Unmapped {
     let mut out = Out { frame, anon, why, leaving, ticket: Ticket::PASSED, stays: false, vanished: false };
     for_each_mapping(cpu, frame, |mm, ram, addr, walk| out.entry(mm, ram, addr, walk, slot));
-    cpu.await_stores(out.ticket);
+    mutant!("reclaim_anon_not_awaited", cpu.await_stores(out.ticket), ());
     if out.vanished {
         return Unmapped::Vanished;
     }
@@ -275,8 +275,9 @@ fn map_again<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, addr: u64, walk: &Walk<'_>) 
     if !seen.range.contains(addr) || !vma.seq.unchanged(seq) || !seen.flags.allows(Access::Read) {
         return;
     }
+    mutant!("map_again_unvalidated", (), crate::sync::mutation::linger());
     let Some(taken) = walk.slot.take(walk.raw) else { return };
-    if !vma.seq.unchanged_while_owned(seq) {
+    if !mutant!("map_again_unvalidated", vma.seq.unchanged_while_owned(seq), true) {
         return;
     }
     match mm.machine.swap().find(ram, number) {
@@ -347,6 +348,10 @@ impl<H: Host> Out<H> {
             // Never written anywhere: it waits for the others to leave it.
             return;
         }
+        if flags.contains(PteFlags::DIRTY) && ram.meta(self.frame).flags().contains(FrameFlags::LAZYFREE) {
+            // It was stored to since it might be forgotten. The entry that brings it back may not say so any more.
+            mutant!("swap_keeps_lazyfree", drop(ram.meta(self.frame).clear_flags(FrameFlags::LAZYFREE)), ());
+        }
         let number = match &self.leaving {
             None => {
                 let Some(number) = *spare else { return };
@@ -366,7 +371,7 @@ impl<H: Host> Out<H> {
         let mark = if flags.contains(PteFlags::USER_WP) { PAYLOAD_USER_WP } else { 0 };
         taken.publish(Pte::Swap(number | mark).encode::<H::Format>());
         mm.count_page(ram.pin, PageKind::Swap);
-        mm.uncount_page(ram.pin, PageKind::Anon);
+        mutant!("swap_out_uncounted", mm.uncount_page(ram.pin, PageKind::Anon), ());
         let page = AddrRange::new(addr, addr + PAGE_SIZE);
         let ticket = mm.shoot_down(ram, page);
         if ticket != Ticket::PASSED {

@@ -60,7 +60,7 @@ pub(super) fn migrate<H: Host>(cpu: &Cpu<H>, frame: Frame, to: Frame) -> bool {
 }
 
 fn is_locked<H: Host>(vma: &Vma<H>) -> bool {
-    vma.flags().contains(VmFlags::LOCKED)
+    mutant!("reclaim_file_takes_locked", vma.flags().contains(VmFlags::LOCKED), false)
 }
 
 /// Takes the entry if it maps `frame`, waiting for whoever owns it; what it says.
@@ -130,7 +130,7 @@ fn unmap<H: Host>(cpu: &Cpu<H>, object: &Object<H>, index: u64, frame: Frame, wh
             }
             found = range;
         });
-        if mm.ending.load(Ordering::SeqCst) > 0 {
+        if mutant!("reclaim_ignores_ending", mm.ending.load(Ordering::SeqCst) > 0, false) {
             // An entry is empty or read-only, but a store that came before that may be under way still.
             found = range;
         }
@@ -143,6 +143,6 @@ fn unmap<H: Host>(cpu: &Cpu<H>, object: &Object<H>, index: u64, frame: Frame, wh
             }
         }
     });
-    cpu.await_stores(passing);
+    mutant!("reclaim_file_not_awaited", cpu.await_stores(passing), ());
     !stays
 }

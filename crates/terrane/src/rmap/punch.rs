@@ -36,14 +36,16 @@ impl<H: Host> Object<H> {
         }
         let pages = pages.start..done;
         loop {
-            self.drop_pages(cpu, pages.clone());
+            // Looked for first: what is being read by now may be what the file held before. What is in use by now is dropped, and
+            // who begins to read later reads zeros.
             let reading = {
                 let pin = cpu.pin();
                 pages.clone().find_map(|index| match self.page(&pin, index) {
-                    Page::Reading(frame) => Some(frame),
+                    Page::Reading(frame) => mutant!("punch_leaves_reading", Some(frame), None),
                     _ => None,
                 })
             };
+            self.drop_pages(cpu, pages.clone());
             match reading {
                 Some(frame) => self.wait_for(cpu, frame),
                 None => return result,

@@ -174,7 +174,7 @@ impl<H: Host> Relocations<H> {
                 entry.mover == moving.0 && entry.by == by && entry.numbers.contains(&number)
             };
             match list.entries.iter_mut().find(mine) {
-                Some(entry) => entry.mark(number),
+                Some(entry) => mutant!("relocation_unmarked", entry.mark(number), ()),
                 None => debug_assert!(by == 0, "a page that no walk could find"),
             }
         });
@@ -264,7 +264,7 @@ impl<H: Host> Relocations<H> {
         let theirs = parent.list.lock();
         self.change(|list| {
             list.entries.try_reserve_exact(theirs.entries.len()).map_err(|_| OutOfMemory)?;
-            list.entries.extend(theirs.entries.iter().cloned());
+            mutant!("relocation_not_inherited", list.entries.extend(theirs.entries.iter().cloned()), ());
             Ok(())
         })
     }

@@ -51,25 +51,31 @@ fn try_each_mapping<H: Host>(
         // owner. A frame that is free keeps other things there.
         let owner = meta.owner();
         let mapped = meta.flags().contains(FrameFlags::ANON) && meta.references() > 0;
-        if !mapped || owner.is_null() || meta.owner() != owner {
+        if meta.owner() != owner {
+            // Moved, or freed: the next look tells.
+            return None;
+        }
+        if !mapped || owner.is_null() {
             return Some(false);
         }
         // SAFETY: a private page that is mapped names an anon_vma in its tree, whose memory outlasts the pin.
         let anon = unsafe { &*owner.cast::<AnonVma<H>>().cast_const() };
         if !anon.visit() {
-            return Some(false);
+            return if meta.owner() == owner { Some(false) } else { None };
         }
         machine.stats().count(&pin, Counter::RmapLock);
         (core::ptr::from_ref(anon), owner)
     };
     // SAFETY: visited: it stays until `leave`.
     let anon = unsafe { &*anon };
+    let _early = mutant!("rmap_number_before_lock", 0, machine.frames().meta(frame).index());
     let steady = {
         let tree = anon.lock_tree();
         // Only now: a move may have changed it until here.
         let meta = machine.frames().meta(frame);
-        let index = meta.index();
-        let steady = meta.owner() == owner;
+        let index = mutant!("rmap_number_before_lock", meta.index(), _early);
+        let steady = mutant!("rmap_owner_before_lock", meta.owner() == owner, true);
+        mutant!("rmap_owner_before_lock", (), crate::sync::mutation::linger());
         if steady {
             tree.for_each_space(|space| {
                 // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.

@@ -77,7 +77,7 @@ impl<H: Host> Object<H> {
                         stored = AddrRange::new(start, addr + PAGE_SIZE);
                     }
                 });
-                if mm.ending.load(Ordering::SeqCst) > 0 {
+                if mutant!("write_back_ignores_ending", mm.ending.load(Ordering::SeqCst) > 0, false) {
                     // An entry is empty or read-only, but a store that came before that may be under way still.
                     stored = range;
                 }
@@ -87,7 +87,7 @@ impl<H: Host> Object<H> {
                 }
             });
             // A store that is still under way leaves no new mark: it must arrive before the copies are made.
-            cpu.await_stores(passing.ticket);
+            mutant!("write_back_not_awaited", cpu.await_stores(passing.ticket), ());
             for &(index, frame) in batch.pages() {
                 if let Err(error) = self.write_page(cpu, index, frame) {
                     result = Err(error);

@@ -204,7 +204,10 @@ impl<'a, H: Host> Carrier<'a, H> {
         }
         // In this order: see `mm`.
         let mappings = self.object.map(|object| object.lock_mappings());
-        Locks { _mappings: mappings, _tree: self.anon.map(AnonVma::lock_tree) }
+        Locks {
+            _mappings: mappings,
+            _tree: mutant!("carry_without_tree", self.anon, None).map(AnonVma::lock_tree),
+        }
     }
 
     /// Waits for memory, in the midst of a change.
@@ -331,7 +334,7 @@ impl<'a, H: Host> Carrier<'a, H> {
                 ticket = self.mm.shoot_down(&ram, part);
             }
         }
-        self.cpu.await_stores(ticket);
+        mutant!("carry_not_awaited", self.cpu.await_stores(ticket), ());
         let pin = self.cpu.pin();
         let ram = self.mm.ram(&pin);
         for &(addr, raw) in &luggage.entries {

@@ -100,7 +100,7 @@ impl<H: Host> AddressSpace<H> {
                 self.mm().shoot_down(&self.mm().ram(&pin), self.config().range)
             };
             // The pages must stand still before either side copies or shows them.
-            cpu.await_stores(ticket);
+            mutant!("fork_not_awaited", cpu.await_stores(ticket), ());
         } else {
             cpu.count(Counter::TlbFlushSkipped, 1);
         }

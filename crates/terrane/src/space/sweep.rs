@@ -117,7 +117,7 @@ impl<'a, H: Host> Sweep<'a, H> {
         let (mm, cpu, ending) = (self.mm, self.cpu, self.ending);
         let ticket = self.shoot_down_and_free(range, unmapped);
         if ending {
-            cpu.await_stores(ticket);
+            mutant!("ending_not_awaited", cpu.await_stores(ticket), ());
             mm.ending.fetch_sub(1, Ordering::SeqCst);
         }
     }

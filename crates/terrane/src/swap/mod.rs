@@ -170,7 +170,8 @@ impl Swap {
     /// True when the page behind an entry that says `Swap(number)` is in memory, so that translations of it may be in use
     /// still. For a caller that holds the address and found the entry this moment; a hint when the entry changes meanwhile.
     pub(crate) fn is_in_memory<H: Host>(&self, ram: &Ram<'_, H>, number: u64) -> bool {
-        self.slots(number).and_then(|slots| slots.peek(number, ram.pin.cpu())).is_some()
+        let frame = self.slots(number).and_then(|slots| slots.peek(number, ram.pin.cpu()));
+        mutant!("swap_protected_without_shoot_down", frame.is_some(), false)
     }
 
     /// One more entry says `Swap(number)`: a fork's, made while the parent's entry is owned. Returns whether translations may be
@@ -195,7 +196,7 @@ impl Swap {
         {
             list.push(ram.frames, frame);
         }
-        in_memory
+        mutant!("swap_dropped_without_shoot_down", in_memory, false)
     }
 
     /// What a fault that owns an entry which says `Swap(number)` finds there.
@@ -210,7 +211,7 @@ impl Swap {
         meta.inc_references();
         if slot.remove_entry(ram.frames).is_some() {
             let left = meta.dec_references();
-            return Some(Found::Page { frame, alone: left == 1 });
+            return Some(Found::Page { frame, alone: mutant!("swap_alone_too_soon", left == 1, true) });
         }
         Some(Found::Page { frame, alone: false })
     }
@@ -250,7 +251,8 @@ impl Swap {
         let ram = machine.ram(&pin);
         let mut unused = Some(frame);
         if let Some(slot) = self.lock(number, &pin) {
-            if result.is_ok() && slot.frame().is_none() && slot.entries() > 0 {
+            let absent = mutant!("swap_reads_over", slot.frame().is_none(), true);
+            if result.is_ok() && absent && slot.entries() > 0 {
                 slot.know_fresh_frame(ram.frames, frame, FrameFlags::empty());
                 unused = None;
             }
@@ -282,7 +284,8 @@ impl Swap {
         let mut moved = false;
         if let Some(slot) = self.lock(number, ram.pin) {
             // The slot's reference and ours. Nobody maps it, and nobody can while the slot is locked.
-            if slot.frame() == Some(frame) && meta.references() == 2 {
+            let unmapped = slot.frame() == Some(frame) && meta.references() == 2;
+            if mutant!("swap_moves_mapped", unmapped, true) {
                 ram.copy(frame, to);
                 slot.forget_frame(ram.frames);
                 meta.dec_references();
@@ -312,7 +315,7 @@ impl Swap {
     pub(crate) fn leave<H: Host>(&self, ram: &Ram<'_, H>, number: u64, frame: Frame) -> Option<Leaving> {
         let meta = ram.meta(frame);
         // A page that another slot knows leaves through that one.
-        if meta.spare() != 0 || !meta.try_lock() {
+        if meta.spare() != 0 || mutant!("swap_leaves_twice", !meta.try_lock(), !(meta.try_lock() || true)) {
             return None;
         }
         let Some(slot) = self.lock(number, ram.pin) else {
@@ -344,7 +347,7 @@ impl Swap {
     pub(crate) fn leave_entry<H: Host>(&self, ram: &Ram<'_, H>, leaving: &Leaving) -> bool {
         let Some(slot) = self.lock(leaving.slot, ram.pin) else { return false };
         // The others may have gone meanwhile, and the frame with them: then the slot knows nothing of the page.
-        if slot.frame() != Some(leaving.frame) || !slot.add_entry() {
+        if slot.frame() != Some(leaving.frame) || !mutant!("swap_sharer_uncounted", slot.add_entry(), true) {
             return false;
         }
         drop(slot);
@@ -365,7 +368,9 @@ impl Swap {
         let pin = cpu.pin();
         let ram = machine.ram(&pin);
         if let Some(slot) = self.lock(number, &pin) {
-            if result == Some(Ok(())) && slot.frame() == Some(frame) && meta.references() == 2 {
+            let taken = mutant!("swap_frees_unwritten", result == Some(Ok(())), result.is_some());
+            let unmapped = slot.frame() == Some(frame) && meta.references() == 2;
+            if taken && mutant!("swap_frees_mapped", unmapped, true) {
                 slot.forget_frame(ram.frames);
                 meta.dec_references();
             }

@@ -107,7 +107,15 @@ impl Slots {
             }
             let slot = &self.slots[at];
             if slot.state.load(Ordering::Relaxed) == FREE
-                && slot.state.compare_exchange(FREE, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+                && slot
+                    .state
+                    .compare_exchange(
+                        FREE,
+                        LOCKED,
+                        mutant!("slot_taken_relaxed", Ordering::Acquire, Ordering::Relaxed),
+                        Ordering::Relaxed,
+                    )
+                    .is_ok()
             {
                 slot.entries.store(0, Ordering::Relaxed);
                 slot.helpers.store(1, Ordering::Relaxed);
@@ -130,8 +138,9 @@ impl Slots {
     /// Locks a slot on which the caller counts.
     pub(super) fn lock(&self, number: u64, cpu: CpuId) -> Option<Locked<'_>> {
         let slot = self.slot(number)?;
+        let order = mutant!("slot_locked_relaxed", Ordering::Acquire, Ordering::Relaxed);
         loop {
-            match slot.state.compare_exchange_weak(USED, LOCKED, Ordering::Acquire, Ordering::Relaxed) {
+            match slot.state.compare_exchange_weak(USED, LOCKED, order, Ordering::Relaxed) {
                 Ok(_) => return Some(Locked { slots: self, slot, cpu }),
                 Err(FREE) => {
                     debug_assert!(false, "a swap slot is used that is free");
@@ -251,7 +260,8 @@ impl Drop for Locked<'_> {
         if !used {
             self.slots.used.add(self.cpu, -1);
         }
-        self.slot.state.store(if used { USED } else { FREE }, Ordering::Release);
+        let order = mutant!("slot_unlocked_relaxed", Ordering::Release, Ordering::Relaxed);
+        self.slot.state.store(if used { USED } else { FREE }, order);
     }
 }
 

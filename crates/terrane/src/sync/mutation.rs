@@ -16,6 +16,20 @@ pub fn select(name: Option<&'static str>) {
     SELECTED.set(name);
 }
 
+/// Gives the other threads of a model time. For mutations whose harm needs others to do much within few steps: a random schedule hardly
+/// ever has that.
+#[cfg(terrane_watch)]
+pub fn linger() {
+    static STEPS: crate::sync::atomic::AtomicU32 = crate::sync::atomic::AtomicU32::new(0);
+    for _ in 0..60 {
+        STEPS.load(core::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// The same under loom, which tries all schedules.
+#[cfg(terrane_loom)]
+pub fn linger() {}
+
 /// True while `name` is chosen.
 #[must_use]
 pub fn is(name: &str) -> bool {

@@ -86,7 +86,7 @@ pub(crate) fn write_protect<H: Host>(
             let pin = cpu.pin();
             mm.shoot_down(&mm.ram(&pin), range)
         };
-        cpu.await_stores(ticket);
+        mutant!("user_protect_not_awaited", cpu.await_stores(ticket), ());
     } else {
         cpu.count(Counter::TlbFlushSkipped, 1);
     }

@@ -170,7 +170,8 @@ impl<H: Host> Queue<H> {
     /// Waits until `cpu`'s fault is woken, or the event of its call has been read. Not while pinned.
     pub fn wait(&self, host: &H, cpu: CpuId) {
         let word = &*self.words[cpu.index()];
-        while word.load(Ordering::Acquire) == WAITS {
+        let order = mutant!("user_wait_relaxed", Ordering::Acquire, Ordering::Relaxed);
+        while word.load(order) == WAITS {
             host.wait(cpu, word, WAITS);
         }
     }
@@ -212,7 +213,7 @@ impl<H: Host> Queue<H> {
             }
             *place = Place::Free;
             let word = &*self.words[cpu.index()];
-            word.store(0, Ordering::Release);
+            word.store(0, mutant!("user_wake_relaxed", Ordering::Release, Ordering::Relaxed));
             host.wake_all(word);
             woken += 1;
             false
