@@ -207,7 +207,7 @@ pub(super) fn map_batch<H: Host>(
         if !object.is_ready(frame) {
             continue;
         }
-        mutant!("object_maps_leaving_around", (), crate::sync::mutation::linger());
+        linger!("object_maps_leaving_around");
         if let Some(taken) = slot.take(EMPTY) {
             *place = Some((taken, frame));
             any = true;

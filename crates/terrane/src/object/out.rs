@@ -24,7 +24,7 @@ impl<H: Host> Object<H> {
         if !free || !meta.replace_flags(flags, flags | FrameFlags::HELD) {
             return None;
         }
-        mutant!("dismissed_while_held", (), crate::sync::mutation::linger());
+        linger!("dismissed_while_held");
         // SAFETY: a page of an object has its address, which was exposed; and the object stays while one of its pages is
         // held: its end takes them all out.
         let object = unsafe { Shared::try_own(meta.owner().cast_const().cast::<Self>()) };

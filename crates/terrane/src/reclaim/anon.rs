@@ -275,7 +275,7 @@ fn map_again<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, addr: u64, walk: &Walk<'_>) 
     if !seen.range.contains(addr) || !vma.seq.unchanged(seq) || !seen.flags.allows(Access::Read) {
         return;
     }
-    mutant!("map_again_unvalidated", (), crate::sync::mutation::linger());
+    linger!("map_again_unvalidated");
     let Some(taken) = walk.slot.take(walk.raw) else { return };
     if !mutant!("map_again_unvalidated", vma.seq.unchanged_while_owned(seq), true) {
         return;
@@ -350,7 +350,8 @@ impl<H: Host> Out<H> {
         }
         if flags.contains(PteFlags::DIRTY) && ram.meta(self.frame).flags().contains(FrameFlags::LAZYFREE) {
             // It was stored to since it might be forgotten. The entry that brings it back may not say so any more.
-            mutant!("swap_keeps_lazyfree", drop(ram.meta(self.frame).clear_flags(FrameFlags::LAZYFREE)), ());
+            let gone = mutant!("swap_keeps_lazyfree", FrameFlags::LAZYFREE, FrameFlags::empty());
+            ram.meta(self.frame).clear_flags(gone);
         }
         let number = match &self.leaving {
             None => {

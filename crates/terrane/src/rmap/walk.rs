@@ -75,7 +75,7 @@ fn try_each_mapping<H: Host>(
         let meta = machine.frames().meta(frame);
         let index = mutant!("rmap_number_before_lock", meta.index(), _early);
         let steady = mutant!("rmap_owner_before_lock", meta.owner() == owner, true);
-        mutant!("rmap_owner_before_lock", (), crate::sync::mutation::linger());
+        linger!("rmap_owner_before_lock");
         if steady {
             tree.for_each_space(|space| {
                 // SAFETY: the space of a node in a locked tree is alive, and its cookie is the address of its `Mm`.

@@ -23,6 +23,19 @@ macro_rules! mutant {
         if $crate::sync::mutation::is($name) { $wrong } else { $right }
     };
 }
+/// Under the mutation of this name, gives other threads time: for harm that needs others to do much within few steps. Nothing otherwise.
+#[cfg(not(terrane_watch))]
+macro_rules! linger {
+    ($name:literal) => {};
+}
+#[cfg(terrane_watch)]
+macro_rules! linger {
+    ($name:literal) => {
+        if $crate::sync::mutation::is($name) {
+            $crate::sync::mutation::linger();
+        }
+    };
+}
 pub mod atomic;
 pub mod epoch;
 #[cfg(any(terrane_watch, terrane_loom))]

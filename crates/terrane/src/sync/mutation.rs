@@ -16,8 +16,7 @@ pub fn select(name: Option<&'static str>) {
     SELECTED.set(name);
 }
 
-/// Gives the other threads of a model time. For mutations whose harm needs others to do much within few steps: a random schedule hardly
-/// ever has that.
+/// Gives the other threads of a model time; a random schedule hardly ever does. Loom tries all schedules.
 #[cfg(terrane_watch)]
 pub fn linger() {
     static STEPS: crate::sync::atomic::AtomicU32 = crate::sync::atomic::AtomicU32::new(0);
@@ -25,10 +24,6 @@ pub fn linger() {
         STEPS.load(core::sync::atomic::Ordering::Relaxed);
     }
 }
-
-/// The same under loom, which tries all schedules.
-#[cfg(terrane_loom)]
-pub fn linger() {}
 
 /// True while `name` is chosen.
 #[must_use]
