@@ -496,4 +496,4 @@ impl<H: Host> Drop for Cpu<H> {
     }
 }
 
-describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, commit, housekeeper });
+describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, swap, reclaim, commit, housekeeper });

@@ -67,6 +67,7 @@ pub(super) fn first_touch<H: Host>(
     } else {
         flags.read_only_pte().union(PteFlags::ACCESSED)
     };
+    linger!("object_maps_leaving");
     let taken = slot.take(raw).ok_or(Stop::Again)?;
     if !attempt.still_valid() || !object.still_holds(attempt.ram.pin, index, frame) {
         return Err(Stop::GiveUp(Counter::SpfVmaChanged));

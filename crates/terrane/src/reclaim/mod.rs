@@ -168,9 +168,13 @@ pub fn balance<H: Host>(cpu: &Cpu<H>, low: usize, high: usize) -> usize {
     while left > 0 && frames.free_frames() < high {
         // A few at a time: others free memory too.
         let turn = left.min(8 * STRETCH);
-        freed += shrink(cpu, high, turn, Why::Background).freed;
+        let found = shrink(cpu, high, turn, Why::Background).freed;
+        freed += found;
         left -= turn;
-        cpu.quiesce();
+        // It writes words of other CPUs, whose faults do, too.
+        if found > 0 {
+            cpu.quiesce();
+        }
     }
     freed
 }

@@ -456,6 +456,17 @@ impl Area {
     }
 }
 
+#[cfg(terrane_watch)]
+impl crate::names::Describe for Swap {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("transit", &self.transit);
+        if let Some(area) = self.area() {
+            names.field("slots", &area.slots);
+        }
+    }
+}
+
 impl<H: Host> Machine<H> {
     /// Swaps to `device` from now on, for as long as the machine lives. Takes 32 bytes a slot from the allocator, and touches almost
     /// none of them.

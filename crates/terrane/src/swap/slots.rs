@@ -63,6 +63,18 @@ pub(super) struct Slots {
     used: Tally,
 }
 
+#[cfg(terrane_watch)]
+impl crate::names::Describe for Slots {
+    fn describe(&self, names: &mut crate::names::Names) {
+        names.leaf(self);
+        names.field("cursors", &self.cursors);
+        names.field("used", &self.used);
+        let slots = self.slots.as_ptr_range();
+        let item = |slot| alloc::format!("[{slot}]");
+        names.array(slots.start.addr()..slots.end.addr(), size_of::<Slot>(), item, &[]);
+    }
+}
+
 /// A slot, locked.
 pub(super) struct Locked<'a> {
     slots: &'a Slots,
