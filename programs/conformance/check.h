@@ -13,6 +13,13 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+/* Lines go out as they are made: so the last one shows where a program hangs, and a child repeats none. */
+__attribute__((constructor)) static void line_by_line(void)
+{
+	static char buffer[4096];
+	setvbuf(stdout, buffer, _IOLBF, sizeof buffer);
+}
+
 /* An exit status for: this kernel lacks what the program asks. */
 #define LACKING 77
 
@@ -57,6 +64,9 @@ UNUSED static long told_ok(const char *call, long result)
 #define OK(call) (errno = 0, told_ok(#call, (long)(call)))
 /* A thing that must be so: said either way, so that a difference shows. */
 #define IS(what) printf("%s: %s\n", #what, (what) ? "yes" : "NO")
+
+/* An address where nothing is, of which the compiler knows nothing. */
+UNUSED static char *volatile nowhere = (char *)8;
 
 /* What happened when an address was touched. */
 struct seen {
