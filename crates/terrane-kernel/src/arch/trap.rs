@@ -103,6 +103,7 @@ fn access_of(error: u64) -> Access {
 #[unsafe(no_mangle)]
 extern "C" fn page_fault_from_user(frame: &mut TrapFrame, addr: u64) {
     interrupts::enable();
+    task::count_fault();
     let access = access_of(frame.orig_rax);
     if let Err(error) = mm::fault(addr, access) {
         task::on_page_fault(frame, addr, access, error);
@@ -158,11 +159,11 @@ extern "C" fn trap_from_kernel(frame: &mut TrapFrame, vector: u8, addr: u64) {
     super::backtrace::panic_in_trap(frame, vector, addr);
 }
 
-fn interrupt(vector: u8) {
+fn interrupt(vector: u8, user: bool) {
     match vector {
         vector::TIMER => {
             apic::end_of_interrupt();
-            task::on_timer();
+            task::on_timer(user);
         }
         vector::RESCHEDULE => {
             apic::end_of_interrupt();
@@ -182,12 +183,12 @@ fn interrupt(vector: u8) {
 
 #[unsafe(no_mangle)]
 extern "C" fn interrupt_from_user(_frame: &mut TrapFrame, vector: u8) {
-    interrupt(vector);
+    interrupt(vector, true);
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn interrupt_from_kernel(_frame: &mut TrapFrame, vector: u8) {
-    interrupt(vector);
+    interrupt(vector, false);
 }
 
 /// Set when a processor panics: the others are to stop.

@@ -42,6 +42,7 @@ pub use thread::{current, try_current};
 
 use crate::arch::{self, TrapFrame, interrupts};
 use crate::errno::Errno;
+use core::sync::atomic::Ordering;
 use crate::{fs, options, report, syscall};
 use signal::{Info, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP};
 use terrane::FaultError;
@@ -175,11 +176,20 @@ pub fn on_syscall(frame: &mut TrapFrame) {
     }
 }
 
+/// A page fault in user mode comes: it is counted for `getrusage`, by the thread itself.
+#[inline]
+pub fn count_fault() {
+    // SAFETY: the thread that runs here is alive while it runs; there is one, for a program has faulted.
+    if let Some(thread) = unsafe { sched::current_raw().as_ref() } {
+        thread.faults.store(thread.faults.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+}
+
 /// The timer: with interrupts off. `user`: it has interrupted a program.
-pub fn on_timer() {
+pub fn on_timer(user: bool) {
     let now = arch::now();
     timer::fire_due(now);
-    sched::tick(now);
+    sched::tick(now, user);
     timer::arm(now);
 }
 

@@ -151,13 +151,13 @@ pub fn slice_end() -> u64 {
 }
 
 /// By the timer's interrupt: has the current thread had its time?
-pub fn tick(now: u64) {
+pub fn tick(now: u64, user: bool) {
     let cpu = this_cpu();
     let Some(thread) = current_of(cpu) else { return };
     if now < cpu.slice_start.load(Ordering::Relaxed) + SLICE {
         return;
     }
-    thread.charge(now);
+    thread.charge_tick(now, user);
     cpu.slice_start.store(now, Ordering::Relaxed);
     let here = cpu.length.load(Ordering::Relaxed);
     if here > 0 {

@@ -17,6 +17,7 @@
 //! Wake-ups for no reason are allowed: everything here looks at its condition again.
 
 use core::ptr;
+use core::sync::atomic::Ordering;
 
 use super::list::{Link, Linked, List};
 use super::lock::Lock;
@@ -195,6 +196,7 @@ fn wait_on(
             unsafe { timer.start(limit, Fire::Wake(thread)) };
             started = true;
         }
+        thread.voluntary.fetch_add(1, Ordering::Relaxed);
         sched::schedule();
     };
     sched::do_not_wait(thread);
