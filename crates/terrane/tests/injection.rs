@@ -574,6 +574,11 @@ fn faults_of_every_kind() {
 #[test]
 fn fork() {
     inject("fork", true, |w| w.space().fork(&w.cpu).map(drop));
+    inject("fork beside a handler", true, |w| {
+        // It has no range, so it is not told, but the child's context is made first.
+        let _faults = w.space().user_faults(&w.cpu, UserFeatures::EVENT_FORK)?;
+        w.space().fork(&w.cpu).map(drop)
+    });
     inject("fork of the child", true, |w| w.child.as_ref().unwrap().fork(&w.cpu).map(drop));
     inject("fork on a CPU of its own", true, |w| {
         let child = w.space().fork(&w.cpu)?;

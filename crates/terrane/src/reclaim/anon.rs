@@ -66,7 +66,9 @@ pub(super) fn look<H: Host>(cpu: &Cpu<H>, frame: Frame, why: Why) -> Verdict {
     if flags.contains(FrameFlags::REFERENCED) {
         // Whatever the frame is by now: this takes nothing but the mark.
         meta.clear_flags(FrameFlags::REFERENCED);
-        return Verdict::Stays;
+        if why != Why::Advised {
+            return Verdict::Stays;
+        }
     }
     if !machine.swap().is_on() && !flags.intersects(FrameFlags::LAZYFREE | FrameFlags::DROPPABLE) {
         return Verdict::Stays;

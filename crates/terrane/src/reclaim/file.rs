@@ -124,7 +124,9 @@ fn unmap<H: Host>(cpu: &Cpu<H>, object: &Object<H>, index: u64, frame: Frame, wh
                 stays = true;
                 return;
             }
-            taken.publish(EMPTY);
+            // The protection by a handler of user faults outlasts the page.
+            let marked = vma.flags().contains(VmFlags::UFFD_WP) && flags.contains(PteFlags::USER_WP);
+            taken.publish(if marked { Pte::UserWp.encode::<H::Format>() } else { EMPTY });
             if let Some(kind) = PageKind::from_flags(ram.meta(frame).flags()) {
                 mm.uncount_page(ram.pin, kind);
             }

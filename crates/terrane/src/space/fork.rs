@@ -18,6 +18,7 @@
 use super::AddressSpace;
 use super::change::Change;
 use super::share::share_pages;
+use super::userfault::Forks;
 use crate::error::{Error, OutOfMemory};
 use crate::host::Host;
 use crate::machine::Cpu;
@@ -29,6 +30,9 @@ use core::ptr::NonNull;
 impl<H: Host> AddressSpace<H> {
     /// A copy of the space: the same mappings, private ones with the same content until either side stores. Mappings advised
     /// `DontFork` are left out, those advised `WipeOnFork` are empty in the child. O(VMAs and private pages).
+    ///
+    /// Waits until handlers of user faults that want to know ([`UserFeatures::EVENT_FORK`](super::UserFeatures::EVENT_FORK)) have
+    /// read of it.
     ///
     /// # Errors
     /// [`Error::NoMemory`]; the parent is as before (its pages lose their permission to store until the next fault).
@@ -44,17 +48,37 @@ impl<H: Host> AddressSpace<H> {
 
     fn try_fork(&self, cpu: &Cpu<H>) -> Result<Self, OutOfMemory> {
         let child = Self::try_new(cpu, self.config_now()).map_err(|_| OutOfMemory)?;
-        let result = self.copy_into(cpu, &child);
-        if result.is_err() {
-            child.destroy(cpu);
-            return Err(OutOfMemory);
+        let result = loop {
+            let mut forks = match Forks::announce(cpu, self.mm()) {
+                Ok(forks) => forks,
+                Err(error) => break Err(error),
+            };
+            match self.copy_into(cpu, &child, &mut forks) {
+                Ok(false) => {}
+                Ok(true) => break Ok(forks),
+                Err(error) => break Err(error),
+            }
+        };
+        match result {
+            Ok(forks) => {
+                forks.done();
+                Ok(child)
+            }
+            Err(error) => {
+                child.destroy(cpu);
+                Err(error)
+            }
         }
-        Ok(child)
     }
 
-    fn copy_into(&self, cpu: &Cpu<H>, child: &Self) -> Result<(), OutOfMemory> {
+    /// False, and nothing done, when a handler of user faults has come that was not told.
+    fn copy_into(&self, cpu: &Cpu<H>, child: &Self, forks: &mut Forks<'_, H>) -> Result<bool, OutOfMemory> {
         let _heap = self.mm().heap.lock();
         let all = self.mm().exclude(cpu, self.config().range);
+        if !forks.are_all(self.mm()) {
+            return Ok(false);
+        }
+        forks.make(child.shared_mm(), self.config().map_limit)?;
         // It stays as it is here: a listing need not wait.
         all.committed();
         let mut copy = Change::begin(child.mm(), cpu, self.config().range);
@@ -89,7 +113,7 @@ impl<H: Host> AddressSpace<H> {
                 continue;
             }
             kin += 1;
-            result = self.copy_vma(cpu, &mut copy, child, (vma, kin), &mut protected);
+            result = self.copy_vma(cpu, &mut copy, child, (vma, kin), forks, &mut protected);
             if result.is_err() {
                 break;
             }
@@ -105,7 +129,7 @@ impl<H: Host> AddressSpace<H> {
             cpu.count(Counter::TlbFlushSkipped, 1);
         }
         self.mm().forking.store(false, Ordering::Release);
-        result
+        result.map(|()| true)
     }
 
     fn copy_vma(
@@ -114,6 +138,7 @@ impl<H: Host> AddressSpace<H> {
         copy: &mut Change<'_, H>,
         child: &Self,
         (vma, kin): (&Vma<H>, u32),
+        forks: &mut Forks<'_, H>,
         protected: &mut bool,
     ) -> Result<(), OutOfMemory> {
         copy.plan(&cpu.pin(), 1)?;
@@ -129,21 +154,23 @@ impl<H: Host> AddressSpace<H> {
                 }
                 None => None,
             };
-            // Nothing is locked in a child, and its faults are nobody's.
-            let flags = seen.flags.difference(VmFlags::LOCKED_MASK.union(VmFlags::UFFD));
+            // Nothing is locked in a child, and its faults are nobody's, or its own handler's.
+            let flags = forks.flags(seen.flags.difference(VmFlags::LOCKED_MASK));
             copy.insert(cpu.pin(), seen.range, flags, seen.pgoff, vma.object().cloned());
-            let Some(anon) = anon else { return Ok(()) };
-            {
+            let marks = flags.contains(VmFlags::UFFD_WP) && !wipe;
+            if let Some(anon) = anon {
                 let pin = cpu.pin();
                 if let Some(made) = child.mm().index.find(&pin, seen.range.start) {
                     made.install_anon(anon);
                     made.set_kin(kin);
                 }
+            } else if !marks {
+                return Ok(());
             }
             // Private copies of a file's pages vanish when the file is cut short, whatever range is held: that
             // walk holds this lock, and would free a page between our look at its entry and our counting it.
             let _mappings = copy.lock_mappings(vma.object());
-            share_pages(self.mm(), child.mm(), cpu, seen.range, protected)
+            share_pages(self.mm(), child.mm(), cpu, seen.range, marks, protected)
         })();
         vma.seq.write_end();
         result

@@ -10,11 +10,20 @@ use super::sweep::Sweep;
 use super::{AddressSpace, Limit};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil, page_floor};
 use crate::error::Error;
+use crate::fault::user::events::Unmapping;
 use crate::host::Host;
 use crate::index::Entry;
 use crate::machine::Cpu;
 use crate::vma::{Prot, VmFlags};
 use core::cmp;
+
+/// What moving the break to `end` unmaps.
+fn gone(heap: AddrRange, end: u64) -> AddrRange {
+    match (page_ceil(end), page_ceil(heap.end)) {
+        (Some(new), Some(old)) if new < old && end >= heap.start => AddrRange::new(new, old),
+        _ => AddrRange::new(0, 0),
+    }
+}
 
 impl<H: Host> AddressSpace<H> {
     /// Says where the heap begins (in bytes; the first page boundary at or above is where it is mapped), as a program loader
@@ -37,13 +46,24 @@ impl<H: Host> AddressSpace<H> {
     /// Moves the program break to `end` (in bytes) if that can be, and returns the break that holds then: `end`, or the old
     /// one, as Linux's system call does. Before [`set_heap`](Self::set_heap) that is 0.
     pub fn brk(&self, cpu: &Cpu<H>, end: u64) -> u64 {
-        let lock = self.mm().heap.lock();
-        let heap = self.mm().heap.range();
-        if end < heap.start || heap.start == 0 {
-            return heap.end;
+        let (moved, heap, told) = loop {
+            // Handlers are told before anything is held, of what will be unmapped if the break stays where it is until then.
+            let guess = gone(self.mm().heap.range(), end);
+            let Ok(told) = Unmapping::announce(self.mm(), cpu, guess) else {
+                return self.mm().heap.range().end;
+            };
+            let _lock = self.mm().heap.lock();
+            let heap = self.mm().heap.range();
+            if end < heap.start || heap.start == 0 {
+                return heap.end;
+            }
+            if gone(heap, end) == guess {
+                break (self.move_break(cpu, heap, end), heap, told);
+            }
+        };
+        if moved.is_ok() {
+            told.done(cpu);
         }
-        let moved = self.move_break(cpu, heap, end);
-        drop(lock);
         if moved.is_ok() && end > heap.end && self.mm().future_flags().contains(VmFlags::LOCKED) {
             let _ = self.fill_locked(
                 cpu,

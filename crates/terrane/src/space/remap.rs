@@ -37,9 +37,12 @@ use super::splits::Splits;
 use super::{AddressSpace, retry_with_memory};
 use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, is_page_aligned};
 use crate::error::Error;
+use crate::fault::user::context::UserFeatures;
+use crate::fault::user::events::{Moved, Remapping};
 use crate::fault::user::protect;
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::Mm;
 use crate::object::Object;
 use crate::sync::Shared;
 use crate::vma::{MapFlags, Prot, RemapFlags, Snapshot, VmFlags, Vma};
@@ -47,11 +50,6 @@ use core::ptr::NonNull;
 
 /// Mappings that a call which moves one keeps below the limit.
 const SPARE_MAPPINGS: usize = 3;
-
-/// Attributes of a range whose faults go to a handler in user space.
-const USER_FAULT: VmFlags = VmFlags::from_bits_retain(0x200 | 0x1000 | 1 << 41);
-/// Which handler that is.
-const USER_FAULT_CONTEXT: VmFlags = VmFlags::from_bits_retain(0xffff << 48);
 
 /// What is asked of a mapping, in whole pages.
 #[derive(Clone, Copy)]
@@ -104,6 +102,7 @@ impl<H: Host> AddressSpace<H> {
     ) -> Result<u64, Error> {
         let wish = Wish { addr, old_len: up_to_page(old_len), new_len: up_to_page(new_len), flags, new_addr };
         self.check_wish(&wish)?;
+        let told = self.announce_move(cpu, &wish)?;
         let result = if flags.contains(RemapFlags::FIXED) {
             self.remap_fixed(cpu, wish)
         } else if flags.contains(RemapFlags::DONTUNMAP) {
@@ -122,7 +121,24 @@ impl<H: Host> AddressSpace<H> {
             let gained = AddrRange::new(moved + wish.old_len, moved + wish.new_len);
             let _ = self.fill_locked(cpu, gained, true);
         }
+        if let Some(told) = told {
+            told.done(cpu, &wish.came_to(moved));
+        }
         Ok(moved)
+    }
+
+    /// Announces what is asked to handlers of user faults.
+    fn announce_move(&self, cpu: &Cpu<H>, wish: &Wish) -> Result<Option<Remapping<H>>, Error> {
+        let end = self.config().range.end;
+        let clip = |addr: u64, len: u64| {
+            let start = addr.min(end);
+            AddrRange::new(start, start.saturating_add(len).min(end))
+        };
+        let target = match wish.flags.contains(RemapFlags::FIXED) {
+            true => clip(wish.new_addr, wish.new_len),
+            false => AddrRange::new(0, 0),
+        };
+        Ok(Remapping::announce(self.mm(), cpu, clip(wish.addr, wish.old_len.max(PAGE_SIZE)), target)?)
     }
 
     fn check_wish(&self, wish: &Wish) -> Result<(), Error> {
@@ -367,7 +383,7 @@ impl<H: Host> AddressSpace<H> {
                 return Err(Error::BadAddress);
             }
             // As in Linux such a mapping moves alone.
-            if seen.flags.intersects(USER_FAULT) && (at > range.start || part.end < range.end) {
+            if seen.flags.intersects(VmFlags::UFFD_MODES) && (at > range.start || part.end < range.end) {
                 return Err(Error::BadAddress);
             }
             let new_addr = wish.new_addr + (part.start - range.start);
@@ -462,7 +478,8 @@ impl<H: Host> AddressSpace<H> {
         if from.is_empty() {
             let pgoff = source.seen.index_of(wish.addr);
             let object = source.object.clone();
-            into.insert(cpu.pin(), new, moved_flags(source.seen.flags), pgoff, object);
+            let flags = moved_flags(mm, source.seen.flags);
+            into.insert(cpu.pin(), new, flags, pgoff, object);
             // From below: see `Change::merge_around`.
             into.merge_at(new.start);
             into.merge_at(new.end);
@@ -475,13 +492,8 @@ impl<H: Host> AddressSpace<H> {
         let (anon, kin) = (gone.anon_vma(), gone.kin());
         let reset = source.object.is_none() && anon.is_none();
         let pgoff = if reset { new.start >> PAGE_SHIFT } else { rest.index_of(from.start) };
-        let made = into.make(
-            new,
-            moved_flags(rest.flags),
-            pgoff,
-            source.object.clone(),
-            anon.map(|anon| (anon, kin)),
-        );
+        let flags = moved_flags(mm, rest.flags);
+        let made = into.make(new, flags, pgoff, source.object.clone(), anon.map(|anon| (anon, kin)));
         let carrier = Carrier {
             mm,
             cpu,
@@ -492,7 +504,7 @@ impl<H: Host> AddressSpace<H> {
             moving: moving.as_ref(),
         };
         carrier.carry(&mut luggage);
-        if rest.flags.contains(VmFlags::UFFD_WP) {
+        if rest.flags.contains(VmFlags::UFFD_WP) && !flags.contains(VmFlags::UFFD_WP) {
             protect::clear(mm, cpu, new);
         }
         // The old place keeps its anon_vma where the record reaches beyond it, as in Linux.
@@ -533,11 +545,27 @@ impl Wish {
     fn has_place(&self) -> bool {
         self.flags.intersects(RemapFlags::FIXED | RemapFlags::DONTUNMAP)
     }
+
+    /// What handlers of user faults are told when it is at `to`.
+    fn came_to(&self, to: u64) -> Moved {
+        let stays = self.old_len.min(self.new_len);
+        let range = |start, end| Some(AddrRange::new(start, end)).filter(|range| !range.is_empty());
+        let cut = range(self.addr + stays, self.addr + self.old_len);
+        if !self.has_place() && to == self.addr {
+            return Moved { gone: [cut, None], moved: None };
+        }
+        let left =
+            range(self.addr, self.addr + stays).filter(|_| !self.flags.contains(RemapFlags::DONTUNMAP));
+        Moved { gone: [cut, left], moved: Some((self.addr, to, stays)) }
+    }
 }
 
-/// The attributes at the new place. As in Linux a user-space handler that did not ask to follow moves loses the range.
-fn moved_flags(flags: VmFlags) -> VmFlags {
-    flags.difference(USER_FAULT | USER_FAULT_CONTEXT)
+/// The attributes at the new place. As in Linux a user-space handler that did not ask to follow moves loses the range. Not while pinned.
+fn moved_flags<H: Host>(mm: &Mm<H>, flags: VmFlags) -> VmFlags {
+    let number = flags.user_context();
+    let follows = number != 0
+        && mm.users.find(number).is_some_and(|one| one.features.contains(UserFeatures::EVENT_REMAP));
+    if follows { flags } else { flags.difference(VmFlags::UFFD) }
 }
 
 /// A VMA that has been taken out of the index, with its attributes.

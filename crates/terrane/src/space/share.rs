@@ -10,12 +10,14 @@ use crate::mm::{BlockFrames, Mm};
 use crate::page_table::{EMPTY, Format, GUARD, Level, Pte, PteFlags, Slot, SlotError, swap_slot};
 use core::ops::ControlFlow;
 
-/// Makes the private pages of `range` shared between the two.
+/// Makes the private pages of `range` shared between the two. `marks`: what a handler of user faults has protected is protected in the
+/// child too.
 pub(super) fn share_pages<H: Host>(
     parent: &Mm<H>,
     child: &Mm<H>,
     cpu: &Cpu<H>,
     range: AddrRange,
+    marks: bool,
     protected: &mut bool,
 ) -> Result<(), OutOfMemory> {
     let mut result = Ok(());
@@ -32,7 +34,7 @@ pub(super) fn share_pages<H: Host>(
             result = parent.page_table.for_each_pair(&child.page_table, ram, part, |pair| {
                 if pair.level == Level::PAGE {
                     return Slot::for_each_used(pair.parent, |index, slot| {
-                        match share_entry(parent, ram, slot, &pair.child[index], &mut shared) {
+                        match share_entry(parent, ram, slot, &pair.child[index], marks, &mut shared) {
                             Ok(stores) => *protected |= stores,
                             Err(OutOfMemory) => {
                                 full = true;
@@ -69,6 +71,7 @@ fn share_entry<H: Host>(
     ram: &Ram<'_, H>,
     slot: &Slot,
     copy: &Slot,
+    marks: bool,
     shared: &mut [u64; 2],
 ) -> Result<bool, OutOfMemory> {
     let mut rounds = 0;
@@ -81,8 +84,8 @@ fn share_entry<H: Host>(
                 let number = swap_slot(payload);
                 if let Some(taken) = slot.take(raw) {
                     let stores = mm.machine.swap().add_entry(ram, number)?;
-                    // No handler has protected it in the child.
-                    copy.fill(Pte::Swap(number).encode::<H::Format>());
+                    let payload = if marks { payload } else { number };
+                    copy.fill(Pte::Swap(payload).encode::<H::Format>());
                     taken.give_back();
                     shared[1] += 1;
                     return Ok(stores);
@@ -91,6 +94,12 @@ fn share_entry<H: Host>(
             }
             Pte::Guard => {
                 copy.fill(GUARD);
+                return Ok(false);
+            }
+            Pte::UserWp => {
+                if marks {
+                    copy.fill(raw);
+                }
                 return Ok(false);
             }
             _ => return Ok(false),
@@ -108,17 +117,20 @@ fn share_entry<H: Host>(
             // an object the child finds again by itself.
             if frame == mm.machine.zero_frame() {
                 copy.fill(raw);
+            } else if marks && flags.contains(PteFlags::USER_WP) {
+                copy.fill(Pte::UserWp.encode::<H::Format>());
             }
             return Ok(false);
         }
         meta.inc_references();
         let allowed = flags.difference(PteFlags::WRITE);
+        // The child has not used it yet. As a rule no handler has protected it there.
+        let kept = if marks { PteFlags::empty() } else { PteFlags::USER_WP };
         let stores = !hidden && flags.contains(PteFlags::WRITE);
         let entry = if hidden {
-            Pte::NoAccess { frame, flags: allowed.difference(PteFlags::USER_WP) }
+            Pte::NoAccess { frame, flags: allowed.difference(kept) }
         } else {
-            // The child has not used it yet, and no handler has protected it there.
-            Pte::Page { frame, flags: allowed.difference(PteFlags::ACCESSED.union(PteFlags::USER_WP)) }
+            Pte::Page { frame, flags: allowed.difference(PteFlags::ACCESSED.union(kept)) }
         };
         copy.fill(entry.encode::<H::Format>());
         shared[0] += 1;

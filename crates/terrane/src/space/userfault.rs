@@ -6,6 +6,11 @@
 //! Registering is a change of attributes, like advice: VMAs are divided and merged. The number of the context is
 //! among the attributes, so only what belongs to one context merges.
 
+mod forks;
+mod written;
+
+pub(super) use forks::Forks;
+
 use super::change::Change;
 use super::{AddressSpace, retry_with_memory};
 use crate::addr::{AddrRange, is_page_aligned};
@@ -18,6 +23,7 @@ use crate::machine::{Cpu, Machine};
 use crate::mm::Mm;
 use crate::page_table::Format;
 use crate::sync::Shared;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::vma::{VmFlags, Vma};
 use core::fmt;
 use core::ops::ControlFlow;
@@ -84,6 +90,8 @@ pub struct UserFaults<H: Host>(Shared<Handler<H>>);
 struct Handler<H: Host> {
     context: Shared<Context<H>>,
     machine: Shared<Machine<H>>,
+    /// Ends the context when it is dropped.
+    armed: AtomicBool,
 }
 
 impl<H: Host> Clone for UserFaults<H> {
@@ -105,9 +113,11 @@ impl<H: Host> AddressSpace<H> {
     /// [`Error::NoMemory`].
     pub fn user_faults(&self, cpu: &Cpu<H>, features: UserFeatures) -> Result<UserFaults<H>, Error> {
         let mm = self.shared_mm();
-        let context = retry_with_memory(cpu, || mm.users.add(mm, features).map_err(|_| OutOfMemory))?;
+        let context = retry_with_memory(cpu, || {
+            mm.users.add(mm, features, self.config().map_limit).map_err(|_| OutOfMemory)
+        })?;
         let number = context.number;
-        let handler = Handler { context, machine: mm.machine.clone() };
+        let handler = Handler { context, machine: mm.machine.clone(), armed: AtomicBool::new(true) };
         match Shared::try_new_or_return(handler) {
             Ok(handler) => Ok(UserFaults(handler)),
             Err(handler) => {
@@ -154,7 +164,7 @@ impl<H: Host> UserFaults<H> {
             };
             let mut change = Change::begin(mm, cpu, range);
             let check = |vma: &Vma<H>, flags: VmFlags| {
-                if !can_be_registered(vma, flags, modes) {
+                if !can_be_registered(vma, flags, modes, context.features) {
                     Err(Error::Invalid)
                 } else if !flags.contains(VmFlags::MAYWRITE) {
                     Err(Error::NotPermitted)
@@ -164,7 +174,7 @@ impl<H: Host> UserFaults<H> {
                     Ok(())
                 }
             };
-            change_flags(&mut change, range, check, new)?;
+            change_flags(&mut change, range, check, new, context.map_limit)?;
             drop(change);
             cpu.tidy();
             Ok(())
@@ -188,9 +198,14 @@ impl<H: Host> UserFaults<H> {
             let mut change = Change::begin(mm, cpu, range);
             let check = |vma: &Vma<H>, flags: VmFlags| {
                 let other = flags.user_context() != 0 && flags.user_context() != context.number;
-                if other || !can_be_registered(vma, flags, flags) { Err(Error::Invalid) } else { Ok(()) }
+                if other || !can_be_registered(vma, flags, flags, context.features) {
+                    Err(Error::Invalid)
+                } else {
+                    Ok(())
+                }
             };
-            change_flags(&mut change, range, check, |flags| flags.difference(VmFlags::UFFD))?;
+            let new = |flags: VmFlags| flags.difference(VmFlags::UFFD);
+            change_flags(&mut change, range, check, new, context.map_limit)?;
             protect::clear(mm, cpu, range);
             drop(change);
             if !wakes_first {
@@ -238,6 +253,23 @@ impl<H: Host> UserFaults<H> {
     /// Faults that wait, whether their events have been read or not.
     pub fn waiting(&self) -> usize {
         self.0.context.queue.waiting()
+    }
+
+    /// The handler of a child's ranges, of which [`UserEvent::Fork`] has told with this number; `None` when it has been fetched. As
+    /// long as it is not, the child's faults wait.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`]; it can be fetched again.
+    pub fn forked(&self, number: u64) -> Result<Option<UserFaults<H>>, Error> {
+        let Some(context) = self.0.context.peek_forked(number) else { return Ok(None) };
+        // Room first: what is taken must not be dropped, or the child's ranges are ordinary ones.
+        let handler = Handler { context, machine: self.0.machine.clone(), armed: AtomicBool::new(false) };
+        let handler = Shared::try_new(handler)?;
+        if self.0.context.take_forked(Some(number)).is_none() {
+            return Ok(None);
+        }
+        handler.armed.store(true, Ordering::Relaxed);
+        Ok(Some(UserFaults(handler)))
     }
 
     /// Puts `bytes`, whole pages, at `to`, where nothing is yet, and wakes (`UFFDIO_COPY`). Some 64 pages are installed under one pin.
@@ -398,6 +430,9 @@ impl<H: Host> UserFaults<H> {
 
 impl<H: Host> Drop for Handler<H> {
     fn drop(&mut self) {
+        if !*self.armed.get_mut() {
+            return;
+        }
         // The housekeeper before the home: a space that ends takes them in this order.
         Cpu::as_housekeeper(&self.machine, |cpu| {
             let mut home = self.context.home.write();
@@ -408,7 +443,16 @@ impl<H: Host> Drop for Handler<H> {
                 mm.users.remove(self.context.number);
             }
         });
+        // Those of children that nobody has fetched.
+        while let Some(context) = self.context.take_forked(None) {
+            end_context(context, &self.machine);
+        }
     }
+}
+
+/// Ends a context that no handler has.
+fn end_context<H: Host>(context: Shared<Context<H>>, machine: &Shared<Machine<H>>) {
+    drop(Handler { context, machine: machine.clone(), armed: AtomicBool::new(true) });
 }
 
 /// Takes context `number` off all VMAs. Needs no memory, for none is divided.
@@ -450,6 +494,7 @@ fn change_flags<H: Host>(
     range: AddrRange,
     check: impl Fn(&Vma<H>, VmFlags) -> Result<(), Error>,
     new: impl Fn(VmFlags) -> VmFlags,
+    map_limit: Option<usize>,
 ) -> Result<(), Error> {
     let (mut result, mut changes) = (Err(Error::Invalid), false);
     let splits = {
@@ -465,6 +510,10 @@ fn change_flags<H: Host>(
         }
         change.splits(&pin, range)
     };
+    // Each division by itself, as in Linux; but all are looked at before the first.
+    if splits > 0 && map_limit.is_some_and(|limit| change.mm.index.len() + splits > limit) {
+        return Err(Error::NoMemory);
+    }
     change.plan_splits()?;
     change.plan(&change.cpu.pin(), splits)?;
     change.set_flags(range, new);
@@ -474,13 +523,14 @@ fn change_flags<H: Host>(
 }
 
 /// True for memory that may be registered in `modes`, as far as its kind goes.
-fn can_be_registered<H: Host>(vma: &Vma<H>, flags: VmFlags, modes: VmFlags) -> bool {
+fn can_be_registered<H: Host>(vma: &Vma<H>, flags: VmFlags, modes: VmFlags, features: UserFeatures) -> bool {
     if flags.intersects(VmFlags::DROPPABLE.union(VmFlags::PFNMAP).union(VmFlags::IO)) {
         return false;
     }
+    let any = features.contains(UserFeatures::WP_ASYNC) && modes & VmFlags::UFFD_MODES == VmFlags::UFFD_WP;
     match vma.object() {
         None => !modes.contains(VmFlags::UFFD_MINOR),
-        Some(object) => !object.is_file(),
+        Some(object) => any || !object.is_file(),
     }
 }
 

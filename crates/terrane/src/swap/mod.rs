@@ -199,6 +199,32 @@ impl Swap {
         mutant!("swap_dropped_without_shoot_down", in_memory, false)
     }
 
+    /// Whether the entry of the caller, which owns it and says `Swap(number)`, is all that has the page. It stays so while the entry
+    /// is owned: who forks must pass it. `None` while the page is on its way out.
+    pub(crate) fn is_alone<H: Host>(&self, ram: &Ram<'_, H>, number: u64) -> Option<bool> {
+        let Some(slot) = self.lock(number, ram.pin) else { return Some(false) };
+        let Some(frame) = slot.frame() else { return Some(slot.entries() == 1) };
+        let meta = ram.meta(frame);
+        // The slot has one reference, and who writes it out another.
+        if meta.flags().contains(FrameFlags::LOCKED) {
+            return None;
+        }
+        Some(slot.entries() == 1 && meta.references() == 1)
+    }
+
+    /// Says that the page of slot `number` belongs to another anon_vma, and has another number there. By who has found that it
+    /// [`is_alone`](Self::is_alone), with the lock of the page's tree: as for a page in memory, who looks for its entries looks again under that.
+    pub(crate) fn renumber<H: Host>(&self, ram: &Ram<'_, H>, number: u64, owner: *mut (), index: u64) {
+        let Some(slot) = self.lock(number, ram.pin) else { return };
+        if let Some(frame) = slot.frame() {
+            let meta = ram.meta(frame);
+            // The index first: who sees the new owner sees the new index.
+            meta.set_index(index);
+            meta.set_owner(owner);
+        }
+        slot.set_identity(owner, index);
+    }
+
     /// What a fault that owns an entry which says `Swap(number)` finds there.
     pub(crate) fn find<H: Host>(&self, ram: &Ram<'_, H>, number: u64) -> Option<Found> {
         let slot = self.lock(number, ram.pin)?;

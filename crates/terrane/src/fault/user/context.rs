@@ -22,12 +22,29 @@ bitflags::bitflags! {
         const WP_UNPOPULATED = 1 << 13;
         /// Faults are bus errors instead of events.
         const SIGBUS = 1 << 7;
+        /// A store to a page that is write-protected takes the protection away, and tells nobody; memory of any kind can be
+        /// registered in just the mode `WP`. Implies `WP_UNPOPULATED`. Who wants to know what has been written asks
+        /// [`AddressSpace::written`](crate::space::AddressSpace::written).
+        const WP_ASYNC = 1 << 15;
+        /// A fork is told ([`UserEvent::Fork`](super::UserEvent::Fork)): the child's ranges have a handler of their own.
+        const EVENT_FORK = 1 << 1;
+        /// A move is told ([`UserEvent::Remap`](super::UserEvent::Remap)), and what is moved stays registered.
+        const EVENT_REMAP = 1 << 2;
         /// [`UserEvent::Remove`](super::UserEvent::Remove) is told.
         const EVENT_REMOVE = 1 << 3;
         /// [`UserEvent::Unmap`](super::UserEvent::Unmap) is told.
         const EVENT_UNMAP = 1 << 6;
     }
 }
+
+/// Features for which calls other than faults have something to tell.
+const TELLS: UserFeatures = UserFeatures::EVENT_FORK
+    .union(UserFeatures::EVENT_REMAP)
+    .union(UserFeatures::EVENT_REMOVE)
+    .union(UserFeatures::EVENT_UNMAP);
+
+/// Protection covers what is not there yet.
+const UNPOPULATED: UserFeatures = UserFeatures::WP_UNPOPULATED.union(UserFeatures::WP_ASYNC);
 
 /// A handler's context.
 pub(crate) struct Context<H: Host> {
@@ -39,6 +56,49 @@ pub(crate) struct Context<H: Host> {
     pub(crate) filling: lock_api::RwLock<H::RwLock, ()>,
     /// The space; `None` once it has ended.
     pub(crate) home: lock_api::RwLock<H::RwLock, Option<Shared<Mm<H>>>>,
+    /// Contexts of children that nobody has fetched yet.
+    forked: lock_api::Mutex<H::Mutex, Forked<H>>,
+    /// The limit of mappings of its space.
+    pub(crate) map_limit: Option<usize>,
+}
+
+/// Contexts of children that nobody has fetched yet.
+pub(crate) struct Forked<H: Host> {
+    /// How many there have been.
+    count: u64,
+    /// By the number that the event says.
+    waiting: Vec<(u64, Shared<Context<H>>)>,
+}
+
+impl<H: Host> Context<H> {
+    /// Keeps the context of a child for who reads the event with the number that is returned.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub(crate) fn keep_forked(&self, child: Shared<Context<H>>) -> Result<u64, OutOfMemory> {
+        let mut forked = self.forked.lock();
+        forked.waiting.try_reserve(1).map_err(|_| OutOfMemory)?;
+        forked.count += 1;
+        let number = forked.count;
+        forked.waiting.push((number, child));
+        Ok(number)
+    }
+
+    /// Takes the context of a child: that with this number, or any.
+    pub(crate) fn take_forked(&self, number: Option<u64>) -> Option<Shared<Context<H>>> {
+        let mut forked = self.forked.lock();
+        let place = match number {
+            Some(number) => forked.waiting.iter().position(|(other, _)| *other == number)?,
+            None => forked.waiting.len().checked_sub(1)?,
+        };
+        Some(forked.waiting.swap_remove(place).1)
+    }
+
+    /// A context of a child, which stays where it is.
+    pub(crate) fn peek_forked(&self, number: u64) -> Option<Shared<Context<H>>> {
+        let forked = self.forked.lock();
+        forked.waiting.iter().find(|(other, _)| *other == number).map(|(_, child)| child.clone())
+    }
 }
 
 /// The contexts of a space.
@@ -61,7 +121,10 @@ impl<H: Host> Contexts<H> {
         &self,
         mm: &Shared<Mm<H>>,
         features: UserFeatures,
+        map_limit: Option<usize>,
     ) -> Result<Shared<Context<H>>, Error> {
+        let mut features = features;
+        features.set(UserFeatures::WP_UNPOPULATED, features.intersects(UNPOPULATED));
         let queue = Queue::try_new(mm.machine.epoch().capacity())?;
         let mut list = self.list.lock();
         list.try_reserve(1).map_err(|_| OutOfMemory)?;
@@ -70,9 +133,10 @@ impl<H: Host> Contexts<H> {
         let number = u16::try_from(place + 1).map_err(|_| Error::NoMemory)?;
         let home = lock_api::RwLock::new(Some(mm.clone()));
         let filling = lock_api::RwLock::new(());
-        let context = Shared::try_new(Context { number, features, queue, filling, home })?;
+        let forked = lock_api::Mutex::new(Forked { count: 0, waiting: Vec::new() });
+        let context = Shared::try_new(Context { number, features, queue, filling, home, forked, map_limit })?;
         list.insert(place, context.clone());
-        if features.intersects(UserFeatures::EVENT_REMOVE.union(UserFeatures::EVENT_UNMAP)) {
+        if features.intersects(TELLS) {
             self.tells.store(true, Ordering::Release);
         }
         Ok(context)
@@ -82,6 +146,11 @@ impl<H: Host> Contexts<H> {
     #[inline]
     pub(crate) fn tells(&self) -> bool {
         self.tells.load(Ordering::Acquire)
+    }
+
+    /// Calls `visit` for each context that asks for `feature`.
+    pub(crate) fn for_each(&self, feature: UserFeatures, mut visit: impl FnMut(&Shared<Context<H>>)) {
+        self.list.lock().iter().filter(|context| context.features.contains(feature)).for_each(&mut visit);
     }
 
     /// The context with this number.

@@ -58,7 +58,7 @@ use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::object::Page;
-use crate::page_table::{EMPTY, Level, Pte, PteFlags, Raw, Walk};
+use crate::page_table::{EMPTY, Level, PAYLOAD_USER_WP, Pte, PteFlags, Raw, Walk};
 use crate::vma::{Access, VmFlags};
 
 /// What a fault wants from a handler.
@@ -78,10 +78,15 @@ impl Want {
     }
 }
 
-/// True when `raw`, of an empty entry, remembers a write-protection that counts.
+/// True when `raw`, of an empty entry or one that is swapped out, remembers a write-protection that counts.
 #[cold]
 pub(super) fn is_protected<H: Host>(attempt: &Attempt<'_, H>, raw: Raw) -> bool {
-    attempt.seen.flags.contains(VmFlags::UFFD_WP) && Pte::decode::<H::Format>(raw) == Pte::UserWp
+    let marked = match Pte::decode::<H::Format>(raw) {
+        Pte::UserWp => true,
+        Pte::Swap(payload) => payload & PAYLOAD_USER_WP != 0,
+        _ => false,
+    };
+    marked && attempt.seen.flags.contains(VmFlags::UFFD_WP)
 }
 
 /// Waits for the handler to resolve the fault at `addr`; may return early. Not while pinned, holding nothing.
@@ -96,6 +101,11 @@ pub(super) fn wait<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64, want: Want) -> 
         host.relax(cpu.id(), 0);
         return Ok(());
     };
+    if want.kind == FaultKind::WriteProtected && context.features.contains(context::UserFeatures::WP_ASYNC) {
+        // As if the handler had answered at once.
+        protect::lift(mm, cpu, addr, want.number);
+        return Ok(());
+    }
     if context.features.contains(context::UserFeatures::SIGBUS) {
         return if must_wait(mm, cpu, addr, want) { Err(FaultError::Unresolved) } else { Ok(()) };
     }

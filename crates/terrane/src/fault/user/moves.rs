@@ -9,6 +9,8 @@
 //! 3. shoot the source down and wait for the stores under way, or one could land after the page shows up elsewhere;
 //! 4. give each page its new place in the reverse mapping, publish the destination's entries, empty the source's.
 //!
+//! A page in swap moves by its entry: the slot learns its new place, and so does the frame, if it is in memory still.
+//!
 //! Only pages that nobody else maps are moved: while the entry is taken no fork can share the page, for it must pass the entry.
 //!
 //! # Why nobody waits in a circle
@@ -31,7 +33,9 @@ use crate::frame::FrameFlags;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::{Locking, Mm, Steady};
-use crate::page_table::{BUSY, EMPTY, Format, Level, Pte, PteFlags, Raw, Slot, SlotError, TOMBSTONE, Walk};
+use crate::page_table::{
+    BUSY, EMPTY, Format, Level, Pte, PteFlags, Raw, Slot, SlotError, TOMBSTONE, Walk, swap_slot,
+};
 use crate::range_lock::Mode;
 use crate::rmap::AnonVma;
 use crate::vma::{Snapshot, VmFlags, Vma};
@@ -47,7 +51,8 @@ struct Flight {
     to: u64,
     /// What the source's entry was.
     raw: Raw,
-    frame: Frame,
+    /// `None` for a page in swap, whose slot moves by its entry.
+    frame: Option<Frame>,
 }
 
 /// Both ranges, held.
@@ -225,7 +230,7 @@ fn batch_locked<H: Host>(
     to: AddrRange,
     terms: Terms,
 ) -> Result<Passed, (u64, Error)> {
-    let mut flights = [Flight { from: 0, to: 0, raw: EMPTY, frame: Frame(0) }; BATCH];
+    let mut flights = [Flight { from: 0, to: 0, raw: EMPTY, frame: None }; BATCH];
     let mut count = 0;
     let mut passed = 0;
     let mut obstacle = None;
@@ -306,18 +311,27 @@ fn take_pair<H: Host>(
         return Err(Obstacle::Error(Error::Exists));
     }
     let raw = source.load();
-    let frame = match Pte::decode::<H::Format>(raw) {
+    let pte = Pte::decode::<H::Format>(raw);
+    let frame = match pte {
         Pte::Empty | Pte::UserWp => return vacant,
-        Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => frame,
+        Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => Some(frame),
         Pte::Busy | Pte::Tombstone | Pte::Migration(_) => return Err(Obstacle::Busy),
-        // It may be shared with another space; the handler touches it and comes again.
-        Pte::Swap(_) => return Err(Obstacle::Error(Error::Busy)),
+        Pte::Swap(_) => None,
         _ => return Err(Obstacle::Error(Error::BadAddress)),
     };
     let owned = source.take(raw).ok_or(Obstacle::Busy)?;
-    let meta = ram.frames.meta(frame);
-    let alone = meta.flags().contains(FrameFlags::ANON) && meta.references() == 1;
-    if frame != mm.machine.zero_frame() && !alone {
+    let alone = match (frame, pte) {
+        (Some(frame), _) => {
+            let meta = ram.frames.meta(frame);
+            let alone = meta.flags().contains(FrameFlags::ANON) && meta.references() == 1;
+            alone || frame == mm.machine.zero_frame()
+        }
+        (None, Pte::Swap(payload)) => {
+            mm.machine.swap().is_alone(ram, swap_slot(payload)).ok_or(Obstacle::Busy)?
+        }
+        _ => false,
+    };
+    if !alone {
         return Err(Obstacle::Error(Error::Busy));
     }
     let Some(place) = target.take(EMPTY) else { return Err(Obstacle::Busy) };
@@ -342,15 +356,25 @@ fn land<H: Host>(
         debug_assert!(false, "the destination has lost its anon_vma");
         return;
     };
-    let flags = if flight.frame == mm.machine.zero_frame() {
-        seen.flags.read_only_pte().union(PteFlags::ACCESSED)
-    } else {
-        let meta = ram.frames.meta(flight.frame);
-        // The index first: who sees the new owner sees the new index.
-        meta.set_index(flight.to >> PAGE_SHIFT);
-        meta.set_owner(anon.page_owner().cast_mut().cast());
-        private::writable_pte(seen.flags)
+    let (owner, index) = (anon.page_owner().cast_mut().cast(), flight.to >> PAGE_SHIFT);
+    let landed = match (flight.frame, Pte::decode::<H::Format>(flight.raw)) {
+        (Some(frame), _) if frame == mm.machine.zero_frame() => {
+            H::Format::page(frame, seen.flags.read_only_pte().union(PteFlags::ACCESSED))
+        }
+        (Some(frame), _) => {
+            let meta = ram.frames.meta(frame);
+            // The index first: who sees the new owner sees the new index.
+            meta.set_index(index);
+            meta.set_owner(owner);
+            H::Format::page(frame, private::writable_pte(seen.flags))
+        }
+        (None, Pte::Swap(payload)) => {
+            let number = swap_slot(payload);
+            mm.machine.swap().renumber(ram, number, owner, index);
+            Pte::Swap(number).encode::<H::Format>()
+        }
+        (None, _) => EMPTY,
     };
-    target.publish(H::Format::page(flight.frame, flags));
+    target.publish(landed);
     source.publish(EMPTY);
 }

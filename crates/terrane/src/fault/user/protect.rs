@@ -103,6 +103,21 @@ pub(crate) fn clear<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, range: AddrRange) {
     let _ = sweep(mm, cpu, range, task, &mut Met::default());
 }
 
+/// Takes the mark off the page at `addr`, if it is registered with context `number` still. Blocks; not while pinned, nor with a range held.
+pub(super) fn lift<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64, number: u16) {
+    let page = AddrRange::new(addr, addr + PAGE_SIZE);
+    let _steady = mm.share(cpu, page);
+    let is_registered = {
+        let pin = cpu.pin();
+        mm.vma_at(&pin, addr).is_some_and(|(_, seen)| seen.flags.user_context() == number)
+    };
+    if is_registered {
+        let task = Task { on: false, empties: false };
+        // Only protecting needs memory.
+        let _ = sweep(mm, cpu, page, task, &mut Met::default());
+    }
+}
+
 fn sweep<H: Host>(
     mm: &Mm<H>,
     cpu: &Cpu<H>,

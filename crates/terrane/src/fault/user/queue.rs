@@ -64,6 +64,18 @@ pub enum UserEvent {
     Remove(AddrRange),
     /// A range has been unmapped, as far as it was mapped. The call waits until this has been read.
     Unmap(AddrRange),
+    /// What was mapped at `from` is at `to` now, and registered there. The call waits until this has been read.
+    Remap {
+        /// Where it was.
+        from: u64,
+        /// Where it is.
+        to: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// The space has been forked. The child's ranges have a handler of their own, which
+    /// [`UserFaults::forked`](crate::space::UserFaults::forked) gives for this number. The call waits until this has been read.
+    Fork(u64),
 }
 
 /// Where the fault or call of one CPU stands.

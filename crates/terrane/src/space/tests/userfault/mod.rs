@@ -1,10 +1,13 @@
 //! Handlers of user faults: what each call does and refuses.
 
 mod calls;
+mod follow;
 mod missing;
 mod moves;
 mod protect;
 mod races;
+mod swapped;
+mod written;
 
 use super::{Bench, Space, load, store};
 use crate::addr::{AddrRange, PAGE_SIZE};
@@ -72,6 +75,13 @@ fn failed(error: Error) -> Result<(), Incomplete> {
 
 fn partly(pages: u64) -> Result<(), Incomplete> {
     Err(Incomplete { done: pages * P, error: Error::Again })
+}
+
+/// The next event that is no fault, waited for.
+fn told(faults: &Faults, cpu: &Cpu<TestHost>) -> UserEvent {
+    let mut events = [none()];
+    while faults.read_events(cpu, &mut events).unwrap() == 0 {}
+    events[0]
 }
 
 /// What `addr` translates to, without a fault.
@@ -160,6 +170,17 @@ fn registering_checks_as_linux_does() {
     assert_eq!(list(&space).iter().map(|m| (m.0, m.2)).collect::<Vec<_>>(), [(0, 0), (6, 0)]);
     drop((mine, other));
     space.destroy(cpu);
+    // No more mappings than there may be.
+    let limited = bench.space(SpaceConfig { map_limit: Some(3), ..SpaceConfig::default() });
+    let at = map(&bench, &limited, 8, RW);
+    let faults = handler(&bench, &limited);
+    assert_eq!(faults.register(cpu, at + P, 6 * P, MISSING), Ok(()));
+    assert_eq!(faults.unregister(cpu, at + 2 * P, P), Err(Error::NoMemory));
+    assert_eq!(faults.register(cpu, at + 2 * P, P, WP), Err(Error::NoMemory));
+    assert_eq!(faults.unregister(cpu, at + P, 6 * P), Ok(()));
+    assert_eq!(faults.register(cpu, at, 4 * P, MISSING), Ok(()));
+    drop(faults);
+    limited.destroy(cpu);
     drop((file, read_only));
     bench.assert_nothing_left();
 }
