@@ -4,12 +4,13 @@ use super::cache::Place;
 use super::{Object, Source};
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError};
-use crate::frame::{FrameFlags, FrameList, FrameMeta, Grace};
+use crate::frame::{FrameFlags, FrameList, FrameMeta, Grace, Ram};
 use crate::host::{File, Host, IoError, Ticket};
 use crate::machine::Cpu;
 use crate::stats::Counter;
 use crate::sync::atomic::{Ordering, fence};
 use crate::sync::{Pin, Shared};
+use core::ops::Range;
 use core::slice;
 
 impl<H: Host> Object<H> {
@@ -31,6 +32,36 @@ impl<H: Host> Object<H> {
         let index = meta.index();
         meta.clear_flags(FrameFlags::HELD);
         object.map(|object| (object, index))
+    }
+
+    /// Calls `visit` for each of `pages` that is in swap, ascending. Not while pinned.
+    pub(crate) fn for_each_swapped(
+        &self,
+        cpu: &Cpu<H>,
+        pages: Range<u64>,
+        mut visit: impl FnMut(&Ram<'_, H>, u64),
+    ) {
+        let mut next = (!self.is_file()).then_some(pages.start);
+        while let Some(first) = next.take() {
+            let pin = cpu.pin();
+            let ram = self.machine().ram(&pin);
+            let mut seen = 0;
+            self.pages.for_each_until(first, |index, slot| {
+                if index >= pages.end {
+                    return false;
+                }
+                if seen == 256 {
+                    // In pieces: a pin is short.
+                    next = Some(index);
+                    return false;
+                }
+                seen += 1;
+                if matches!(slot.place(), Place::Swap(_)) {
+                    visit(&ram, index);
+                }
+                true
+            });
+        }
     }
 
     /// Takes page `index`, if it is `frame`, out of use: faults wait for it from now on. Under the object's lock for write-back.

@@ -26,7 +26,7 @@ use crate::machine::Cpu;
 use crate::mm::rss::PageKind;
 use crate::mm::{Mm, block_around};
 use crate::object::Object;
-use crate::page_table::{Level, Pte, PteFlags, Slot};
+use crate::page_table::{EMPTY, Level, Pte, PteFlags, Slot, swap_slot};
 use crate::rmap::walk::{for_each_entry, for_each_range_of_object};
 use crate::sync::Shared;
 use crate::vma::VmFlags;
@@ -212,9 +212,10 @@ impl<H: Host> Census<'_, H> {
                             let sharers = sharers.0.get(place as usize).map_or(1, |&sharers| sharers);
                             self.add(ram, Found { frame, flags, huge: false }, sharers);
                         }
-                        Pte::Swap(_) => {
+                        Pte::Swap(payload) => {
+                            let sharers = self.mm.machine.swap().sharers(ram, swap_slot(payload));
                             self.sum.swap += PAGE_SIZE;
-                            self.sum.share_swap += Share::of_page(1);
+                            self.sum.share_swap += Share::of_page(sharers.into());
                         }
                         _ => {}
                     }
@@ -239,6 +240,7 @@ impl<H: Host> AddressSpace<H> {
     pub fn footprint(&self, cpu: &Cpu<H>, mapping: &Mapping) -> Footprint {
         let mm = self.mm();
         let object = self.object_at(cpu, mapping);
+        let swapped = object.as_ref().map_or(0, |object| self.swapped_of(cpu, mapping, object));
         // A second look at who maps it is not worth a lock: the sums are of no single moment.
         let shared = object.filter(|object| object.lock_mappings().len() > 1);
         let mut census =
@@ -255,7 +257,23 @@ impl<H: Host> AddressSpace<H> {
             census.add_span(&mm.ram(&pin), span, &sharers);
             at = span.end;
         }
+        // As in Linux: without a share.
+        census.sum.swap += swapped << PAGE_SHIFT;
         census.sum
+    }
+
+    /// Pages of shared memory in swap that `mapping` shows. Of a private mapping that may be stored to, those where it has no page of
+    /// its own.
+    fn swapped_of(&self, cpu: &Cpu<H>, mapping: &Mapping, object: &Object<H>) -> u64 {
+        let first = mapping.offset >> PAGE_SHIFT;
+        let all = !mapping.flags.is_private() || !mapping.flags.contains(VmFlags::WRITE);
+        let mut count = 0;
+        object.for_each_swapped(cpu, first..first + mapping.range.pages(), |ram, index| {
+            let addr = mapping.range.start + ((index - first) << PAGE_SHIFT);
+            let walk = || self.mm().page_table.walk(ram, addr);
+            count += u64::from(all || walk().is_none_or(|walk| walk.raw == EMPTY));
+        });
+        count
     }
 
     /// The first part of `range` in which there is a table or a block: as much as one maps.

@@ -199,6 +199,11 @@ impl Swap {
         mutant!("swap_dropped_without_shoot_down", in_memory, false)
     }
 
+    /// Entries that say `Swap(number)`, at least 1; a hint, for a caller that has seen one.
+    pub(crate) fn sharers<H: Host>(&self, ram: &Ram<'_, H>, number: u64) -> u32 {
+        self.slots(number).and_then(|slots| slots.count(number, ram.pin.cpu())).unwrap_or(1).max(1)
+    }
+
     /// Whether the entry of the caller, which owns it and says `Swap(number)`, is all that has the page. It stays so while the entry
     /// is owned: who forks must pass it. `None` while the page is on its way out.
     pub(crate) fn is_alone<H: Host>(&self, ram: &Ram<'_, H>, number: u64) -> Option<bool> {

@@ -165,10 +165,20 @@ impl Slots {
 
     /// The frame that a slot knows, if it is in use.
     pub(super) fn peek(&self, number: u64, cpu: CpuId) -> Option<Frame> {
+        self.lock_if_used(number, cpu)?.frame()
+    }
+
+    /// How many entries name a slot, if it is in use.
+    pub(super) fn count(&self, number: u64, cpu: CpuId) -> Option<u32> {
+        Some(self.lock_if_used(number, cpu)?.entries())
+    }
+
+    /// Locks a slot, if it is in use: for a caller that does not count on it.
+    pub(super) fn lock_if_used(&self, number: u64, cpu: CpuId) -> Option<Locked<'_>> {
         let slot = self.slot(number)?;
         loop {
             match slot.state.compare_exchange_weak(USED, LOCKED, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Locked { slots: self, slot, cpu }.frame(),
+                Ok(_) => return Some(Locked { slots: self, slot, cpu }),
                 Err(FREE) => return None,
                 Err(_) => spin_loop(),
             }

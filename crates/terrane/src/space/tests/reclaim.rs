@@ -528,3 +528,74 @@ fn pages_move_under_stores() {
     bench.cpu.quiesce();
     bench.assert_nothing_left();
 }
+
+#[test]
+fn huge_pages_are_paged_out_by_advice() {
+    let bench = Bench::new(4000);
+    bench.machine.swap_on(Box::new(TestSwap::new(2000))).unwrap();
+    let config = SpaceConfig { huge_pages: HugePages::Always, ..SpaceConfig::default() };
+    let space = bench.space(config);
+    let block = 512 * PAGE_SIZE;
+    let request = MapRequest { align: block, ..MapRequest::anonymous(3 * block, RW) };
+    let at = space.map(&bench.cpu, request).unwrap();
+    for n in (0..3 * 512).step_by(7) {
+        bench.store(&space, at + n * PAGE_SIZE, word(n, 1)).unwrap();
+    }
+    // A part of the first, all of the second, and the third is locked.
+    space.mlock(&bench.cpu, at + 2 * block, block).unwrap();
+    space.advise(&bench.cpu, at + block / 2, 3 * block / 2, Advice::PageOut).unwrap();
+    assert_eq!(bench.machine.swap().usage().1, 256 + 512);
+    space.advise(&bench.cpu, at, 3 * block, Advice::PageOut).unwrap_err();
+    assert_eq!(bench.machine.swap().usage().1, 2 * 512);
+    assert_eq!(count(&bench, Counter::ThpSplitPmd), 2, "what is locked stays a huge page");
+    for n in (0..3 * 512).step_by(7) {
+        assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(word(n, 1)));
+    }
+    // Shared with a child it stays.
+    space.munlock(&bench.cpu, at + 2 * block, block).unwrap();
+    let child = space.fork(&bench.cpu).unwrap();
+    space.advise(&bench.cpu, at + 2 * block, block, Advice::PageOut).unwrap();
+    assert_eq!(count(&bench, Counter::ThpSplitPmd), 2);
+    child.destroy(&bench.cpu);
+    space.destroy(&bench.cpu);
+    assert_eq!(bench.machine.swap().usage().1, 0);
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn swap_is_shared_out_in_smaps() {
+    let (bench, _) = bench(300, 200);
+    let space = bench.space(SpaceConfig::default());
+    let cpu = &bench.cpu;
+    let at = space.map(cpu, MapRequest::anonymous(8 * PAGE_SIZE, RW)).unwrap();
+    let memory = Object::shared_memory(&bench.machine, 8 * PAGE_SIZE).unwrap();
+    let map = |shared| space.map(cpu, MapRequest::object(&memory, 0, 8 * PAGE_SIZE, RW, shared)).unwrap();
+    let (common, private) = (map(true), map(false));
+    for n in 0..8 {
+        bench.store(&space, at + n * PAGE_SIZE, 1).unwrap();
+        bench.store(&space, common + n * PAGE_SIZE, 1).unwrap();
+    }
+    let of = |space: &crate::space::AddressSpace<TestHost>, addr: u64| {
+        let all = space.mappings(cpu).unwrap();
+        let mapping = all.iter().find(|mapping| mapping.range.contains(addr)).unwrap();
+        let found = space.footprint(cpu, mapping);
+        (found.swap / PAGE_SIZE, found.share_swap.bytes())
+    };
+    space.advise(cpu, at, 8 * PAGE_SIZE, Advice::PageOut).unwrap();
+    assert_eq!(of(&space, at), (8, 8 * PAGE_SIZE));
+    let child = space.fork(cpu).unwrap();
+    assert_eq!(of(&space, at), (8, 4 * PAGE_SIZE));
+    assert_eq!(of(&child, at), (8, 4 * PAGE_SIZE));
+    bench.load(&child, at).unwrap();
+    assert_eq!(of(&child, at), (7, 7 * PAGE_SIZE / 2));
+    assert_eq!(of(&space, at), (8, PAGE_SIZE + 7 * PAGE_SIZE / 2));
+    // Shared memory has no share, as in Linux; of a private mapping what it has no copy of counts.
+    bench.store(&space, private, 2).unwrap();
+    space.advise(cpu, common, 8 * PAGE_SIZE, Advice::PageOut).unwrap();
+    assert_eq!(of(&space, common), (8, 0));
+    assert_eq!(of(&space, private), (7, 0));
+    child.destroy(cpu);
+    space.destroy(cpu);
+    drop(memory);
+    bench.assert_nothing_left();
+}
