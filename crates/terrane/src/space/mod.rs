@@ -13,6 +13,7 @@
 //! | `footprint` | how much memory a mapping holds |
 //! | `accounts` | limits, and the memory that was promised |
 //! | `grow` | stacks that grow |
+//! | `program` | stack, heap and layout of a program |
 //! | `map`, `protect`, `remap`, `seal`, `advise`, `lock`, `heap`, `fork`, `mincore`, `sync`, `listing`, `userfault` | the calls |
 //!
 //! # Plan, then commit
@@ -44,6 +45,7 @@ mod map;
 mod mincore;
 mod place;
 mod policy;
+mod program;
 mod protect;
 mod remap;
 mod seal;
@@ -63,6 +65,7 @@ pub use listing::{Backing, Listing, Mapping};
 pub use lock::{LockAllFlags, LockFlags};
 pub use map::MapRequest;
 pub use policy::{Policy, PolicyFlags, PolicyMode};
+pub use program::Program;
 pub use sync::SyncFlags;
 pub use userfault::{
     FaultKind, Incomplete, Resolve, UserEvent, UserFault, UserFaultModes, UserFaults, UserFeatures,

@@ -3,7 +3,10 @@
 use super::{Bench, Space};
 use crate::addr::PAGE_SIZE as P;
 use crate::error::{Error, FaultError};
-use crate::space::{MapRequest, SpaceConfig};
+use crate::host::Host;
+use crate::page_table::Format;
+use crate::space::{Limit, MapRequest, Program, SpaceConfig};
+use crate::testing::TestHost;
 use crate::vma::{Prot, RemapFlags, VmFlags};
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
@@ -73,5 +76,52 @@ fn sealed_mappings_stay() {
     assert_eq!(bench.load(&space, page(2)), Ok(0));
     space.unmap(cpu, page(2), P).unwrap();
     drop((space, child));
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn programs_begin_as_linux_begins_them() {
+    let bench = Bench::new(600);
+    let cpu = &bench.cpu;
+    let top = <<TestHost as Host>::Format as Format>::USER_END;
+    let config = SpaceConfig::for_program::<<TestHost as Host>::Format>(Some(8 << 20));
+    assert_eq!(config.map_top, top - (128 << 20));
+    let wide = SpaceConfig::for_program::<<TestHost as Host>::Format>(Some(1 << 30));
+    assert_eq!(wide.map_top, top - (1 << 30) - (1 << 20));
+    assert!(SpaceConfig::for_program::<<TestHost as Host>::Format>(None).map_top > top / 7);
+    let space = bench.space(config);
+    let program = Program { stack_bytes: 100, heap: 0x200_0000, ..Program::default() };
+    let stack = space.start_program(cpu, &program).unwrap();
+    assert_eq!((stack.end, stack.len()), (top, 132 << 10));
+    // It grows as far as the limit, and a page less than nothing more.
+    bench.store(&space, top - 8, 1).unwrap();
+    bench.store(&space, top - (8 << 20), 1).unwrap();
+    assert_eq!(bench.store(&space, top - (8 << 20) - 8, 1), Err(FaultError::NotMapped));
+    let listed = space.mappings(cpu).unwrap();
+    assert_eq!((listed.len(), listed[0].range), (1, crate::addr::AddrRange::new(top - (8 << 20), top)));
+    // Mappings lie below all that it may take.
+    let at = space.map(cpu, MapRequest::anonymous(P, RW)).unwrap();
+    assert_eq!(at, config.map_top - P);
+    assert_eq!(space.brk(cpu, 0x200_0000 + P), 0x200_0000 + P);
+    assert_eq!(space.layout().stack, top - 1);
+    // Twice is not possible before the space is emptied; what cannot be leaves nothing.
+    assert_eq!(space.start_program(cpu, &program), Err(Error::Exists));
+    space.exec(cpu);
+    let too_much = Program { stack_bytes: 9 << 20, ..program };
+    assert_eq!(space.start_program(cpu, &too_much), Err(Error::NoMemory));
+    let unaligned = Program { stack_top: top - 1, ..program };
+    assert_eq!(space.start_program(cpu, &unaligned), Err(Error::Invalid));
+    let no_heap = Program { heap: top + 1, ..program };
+    assert!(space.start_program(cpu, &no_heap).is_err());
+    assert_eq!(space.mapped_bytes(), 0);
+    let low = Program { stack_top: 0x4000_0000, stack_bytes: 40 * P, executable_stack: true, ..program };
+    let stack = space.start_program(cpu, &low).unwrap();
+    assert_eq!((stack.end, stack.len()), (0x4000_0000, (40 + 32) * P));
+    assert!(space.mappings(cpu).unwrap()[0].prot.contains(Prot::EXEC));
+    // A limit below what is usual.
+    space.exec(cpu);
+    space.set_limit(Limit::Stack, Some(10 * P));
+    assert_eq!(space.start_program(cpu, &program).unwrap().len(), 10 * P);
+    drop(space);
     bench.assert_nothing_left();
 }
