@@ -135,6 +135,7 @@ extern "C" fn before_return_to_user(frame: &mut TrapFrame) {
         frame.ss = USER_DATA.into();
         frame.rflags = frame.rflags & USER_FLAGS | IF | 2;
         if frame.rip >> 47 == 0 {
+            super::stack::check(percpu::this().kernel_stack.get());
             return;
         }
         interrupts::enable();
