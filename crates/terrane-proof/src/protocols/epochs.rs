@@ -147,7 +147,7 @@ fn what_a_pin_sees_is_not_freed() {
 #[test]
 fn reclamation_needs_every_part() {
     for name in
-        ["advance_past_pins", "grace_of_one", "pin_without_fence", "retire_without_fence", "unpin_relaxed"]
+        ["advance_past_pins", "grace_of_one", "pin_without_fence", "stamped_when_retired", "unpin_relaxed"]
     {
         check_caught(name, Total, 2, retiring);
     }

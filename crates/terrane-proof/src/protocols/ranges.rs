@@ -10,6 +10,7 @@ use std::sync::Arc;
 use terrane::AddrRange;
 use terrane::range_lock::{Mode, Node, RangeLock};
 use terrane::sync::CpuId;
+use terrane::sync::atomic::{AtomicU32, Ordering, fence_behind_locked};
 
 /// A lock, the nodes of its users, and what the range guards.
 struct Scene {
@@ -123,4 +124,75 @@ fn wide_ranges_need_the_announcement_and_the_look_at_the_buckets() {
     {
         check_caught(name, Total, 2, narrow_and_wide);
     }
+}
+
+/// What a change in one step works on: the version of a leaf, odd while it is locked, and what the leaf guards.
+struct Steps {
+    ranges: Arc<Scene>,
+    version: AtomicU32,
+}
+
+impl Steps {
+    fn new() -> Arc<Self> {
+        let steps = Self { ranges: Scene::new(), version: AtomicU32::new(0) };
+        // Before there are threads: see `sync::atomic`.
+        assert!(steps.ranges.lock.is_quiet(NARROW));
+        assert_eq!(steps.version.load(Ordering::Acquire), 0);
+        Arc::new(steps)
+    }
+
+    /// A step: locks the leaf, looks whether the range is held, and goes on if it is not.
+    fn step(&self) {
+        self.version.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).unwrap();
+        fence_behind_locked();
+        if self.ranges.lock.is_quiet(NARROW) {
+            // SAFETY: loom checks it.
+            self.ranges.guarded.with_mut(|value| unsafe { *value += 1 });
+        }
+        self.version.store(2, Ordering::Release);
+    }
+
+    /// A call that holds the range, looks at the leaf, and relies on what it has seen.
+    fn hold(&self, range: AddrRange) {
+        let Scene { host, nodes, lock, guarded } = &*self.ranges;
+        // SAFETY: one thread uses the node.
+        let held = unsafe { lock.lock(host, CpuId(1), &nodes[1], range, Mode::Exclusive) };
+        while self.version.load(Ordering::Acquire) == 1 {
+            thread::yield_now();
+        }
+        // SAFETY: loom checks it.
+        guarded.with_mut(|value| unsafe { *value += 1 });
+        drop(held);
+    }
+}
+
+fn step_beside(range: AddrRange) {
+    let steps = Steps::new();
+    let other = Arc::clone(&steps);
+    let holder = thread::spawn(move || other.hold(range));
+    steps.step();
+    holder.join().unwrap();
+}
+
+fn step_beside_narrow() {
+    step_beside(NARROW);
+}
+
+fn step_beside_wide() {
+    step_beside(WIDE);
+}
+
+#[test]
+fn a_step_goes_on_where_nobody_holds_the_range() {
+    check(Total, 3, step_beside_narrow);
+    check(Total, 3, step_beside_wide);
+}
+
+#[test]
+fn a_step_needs_the_look_and_holders_their_order() {
+    for model in [step_beside_narrow as fn(), step_beside_wide] {
+        check_caught("range_always_quiet", Total, 2, model);
+        check_caught("range_registered_unordered", Total, 2, model);
+    }
+    check_caught("range_left_relaxed", Total, 2, step_beside_narrow);
 }

@@ -176,6 +176,23 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         entry: NonNull<T>,
         joins: impl FnOnce(Option<&T>, Option<&T>) -> bool,
     ) -> Alone {
+        let done = self.insert_at_once(pin, range, entry, |below, above| !joins(below, above));
+        if done == Alone::Inserted {
+            reserve.promised = reserve.promised.saturating_sub(1);
+        }
+        done
+    }
+
+    /// The same for a caller that need not hold the range: `may` runs under the lock of the leaf, once the range has been found free,
+    /// and decides. Needs no nodes.
+    #[inline]
+    pub fn insert_at_once(
+        &self,
+        pin: &Pin<'_>,
+        range: AddrRange,
+        entry: NonNull<T>,
+        may: impl FnOnce(Option<&T>, Option<&T>) -> bool,
+    ) -> Alone {
         let AddrRange { start, end } = range;
         debug_assert!(is_page_aligned(start) && is_page_aligned(end) && start < end);
         let leaf = self.lock_leaf(pin, start);
@@ -214,14 +231,54 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         } else {
             return Alone::Unclear;
         };
-        if joins(below, above) {
+        if !may(below, above) {
             return Alone::Unclear;
         }
-        reserve.promised = reserve.promised.saturating_sub(1);
         leaf.insert(rank, Item { start, end, entry: entry.as_ptr() });
         drop(leaf);
         self.len.add(pin.cpu(), 1);
         Alone::Inserted
+    }
+
+    /// Takes the entry of exactly `range` out, for a caller that need not hold the range: `may` runs under the lock of the leaf,
+    /// decides, and changes the record. `None`, and nothing done, when there is no such entry, `may` declined, or the leaf
+    /// is to be merged after, which takes nodes. O(log n).
+    #[inline]
+    pub fn remove_at_once<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        range: AddrRange,
+        may: impl FnOnce(&'p T) -> bool,
+    ) -> Option<&'p T> {
+        if range.end > self.top.limits.end {
+            return None;
+        }
+        let (path, leaf) = self.lock_path(pin, range.start);
+        let rank = leaf.rank(range.start);
+        if rank == leaf.len() || leaf.bounds(rank) != (range.start, range.end) {
+            return None;
+        }
+        if leaf.len() <= scant(N) + 1 && Self::may_merge(&path).is_some() {
+            return None;
+        }
+        // SAFETY: in place under the pin, so not yet freed (contract of `Entry`).
+        let entry = unsafe { leaf.entry(rank).as_ref() }?;
+        if !may(entry) {
+            return None;
+        }
+        leaf.remove(rank);
+        let counted = self.count(&path, &leaf, rank);
+        drop(leaf);
+        self.len.add(pin.cpu(), -1);
+        let is_enough = match counted {
+            Counted::Yes => true,
+            Counted::No => false,
+            Counted::Beside(edge) => self.is_counted_beside(pin, &path, edge),
+        };
+        if !is_enough {
+            self.settle(pin, range.start);
+        }
+        Some(entry)
     }
 
     #[inline]

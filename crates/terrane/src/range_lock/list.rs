@@ -7,6 +7,8 @@ use core::ptr;
 /// Nodes in the order of arrival. Lists are short: about as many members as CPUs are in the zone at this moment.
 pub(super) struct List {
     first: *const Node,
+    /// Members.
+    len: u32,
     /// Members that are not granted.
     waiting: u32,
     /// A wide one sleeps until some member leaves.
@@ -20,7 +22,7 @@ unsafe impl Send for List {}
 
 impl List {
     pub(super) const fn new() -> Self {
-        Self { first: ptr::null(), waiting: 0, watched: false, moment: 0 }
+        Self { first: ptr::null(), len: 0, waiting: 0, watched: false, moment: 0 }
     }
 
     /// The members. They are lent for longer than the list, because a member may be taken out in the course of a visit; only
@@ -66,6 +68,7 @@ impl List {
             None => self.first = node,
         }
         node.set_granted(free, self.moment);
+        self.len += 1;
         self.waiting += u32::from(!free);
         free
     }
@@ -78,7 +81,14 @@ impl List {
             Some(before) => before.next.set(node.next.get()),
             None => self.first = node.next.get(),
         }
+        self.len -= 1;
         self.waiting -= u32::from(!node.is_granted());
+    }
+
+    /// How many members there are.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.len
     }
 
     /// True when some member is not granted.

@@ -46,6 +46,23 @@
 //! way says so in the bucket (`watched`) and notes the bucket's event counter, both under the bucket's lock; whoever leaves the bucket later
 //! moves the counter.
 //!
+//! # Changes in one step
+//!
+//! A change that is one step under the lock of one leaf of the index, and has nothing to do after it, need not hold its range: it
+//! looks whether anybody else does ([`RangeLock::is_quiet`]), and if so goes the long way. Dekker's pattern:
+//!
+//! | step | holder |
+//! |---|---|
+//! | locks the leaf, makes the counters of the records it changes odd | takes the lock of its bucket, announces itself if it is wide |
+//! | full fence | full fence |
+//! | looks at the bucket and at what is announced | looks at leaves and records |
+//!
+//! Either the step sees the holder; or the holder, who looks at nothing before it has registered, finds the leaf locked or the
+//! counter odd and waits for the end of the step, or sees what became of it. The fence of the holder is the compare-and-swap on the
+//! lock of the bucket. (A wide one takes those locks after it has announced itself.) So the step looks whether that lock is
+//! free, and only then at the number of members, which is stored before it is given back. Two steps
+//! about the same addresses meet in the leaf.
+//!
 //! # The order of locks
 //!
 //! A range lock comes before mapping locks of objects, locks of anon_vma trees, leaf locks of the index, and pins.
@@ -71,7 +88,7 @@ mod held;
 mod list;
 mod node;
 describe!([] RangeLock { buckets, announced, wide });
-describe!([] Bucket { nodes, event });
+describe!([] Bucket { nodes, event, members });
 describe!([] Wide { nodes });
 
 #[cfg(test)]
@@ -83,17 +100,49 @@ pub use node::Node;
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
 use crate::host::Wait;
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence_behind_locked};
 use crate::sync::spin::RawSpin;
 use crate::sync::{CpuId, SpinLock};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::{Deref, DerefMut};
 use crossbeam_utils::CachePadded;
 use list::{List, Told};
 use node::LOOKS;
 
 /// A list that is locked.
 type Locked<'a> = lock_api::MutexGuard<'a, RawSpin, List>;
+
+/// The list of a bucket, locked.
+struct InBucket<'a> {
+    nodes: Locked<'a>,
+    bucket: &'a Bucket,
+}
+
+impl Deref for InBucket<'_> {
+    type Target = List;
+
+    #[inline]
+    fn deref(&self) -> &List {
+        &self.nodes
+    }
+}
+
+impl DerefMut for InBucket<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut List {
+        &mut self.nodes
+    }
+}
+
+impl Drop for InBucket<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Before the lock is given back: see `RangeLock::is_quiet`. Who reads that nobody is left sees what they did.
+        let order = mutant!("range_left_relaxed", Ordering::Release, Ordering::Relaxed);
+        self.bucket.members.store(self.nodes.len(), order);
+    }
+}
 
 /// Who else may hold an overlapping range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,6 +158,14 @@ struct Bucket {
     nodes: SpinLock<List>,
     /// Moves when a node leaves while a wide one watches.
     event: AtomicU32,
+    /// How many nodes there are, for those who do not take the lock; stored before it is given back.
+    members: AtomicU32,
+}
+
+impl Bucket {
+    fn new() -> Self {
+        Self { nodes: SpinLock::new(List::new()), event: AtomicU32::new(0), members: AtomicU32::new(0) }
+    }
 }
 
 /// The wide ones, and narrow ones that wait for them.
@@ -145,9 +202,7 @@ impl RangeLock {
         let zone_shift = (limits.end / ZONES).max(1).ilog2().clamp(MIN_ZONE_SHIFT, MAX_ZONE_SHIFT);
         let mut buckets = Vec::new();
         buckets.try_reserve_exact(count).map_err(|_| OutOfMemory)?;
-        buckets.resize_with(count, || {
-            CachePadded::new(Bucket { nodes: SpinLock::new(List::new()), event: AtomicU32::new(0) })
-        });
+        buckets.resize_with(count, || CachePadded::new(Bucket::new()));
         Ok(Self {
             buckets: buckets.into_boxed_slice(),
             zone_shift,
@@ -239,7 +294,7 @@ impl RangeLock {
         let bucket = self.bucket_of(range)?;
         node.prepare(range, mode, false);
         let locked = {
-            let mut nodes = caller.enter(&self.buckets[bucket].nodes);
+            let mut nodes = caller.enter_bucket_to_hold(&self.buckets[bucket]);
             // Under the lock of the bucket: see the head.
             self.announced.load(Ordering::Acquire) & (1 << bucket) == 0
                 && !nodes.blocks(node)
@@ -250,6 +305,20 @@ impl RangeLock {
             return None;
         }
         Some(Held { lock: self, node, caller, waited: false })
+    }
+
+    /// True when no range in the zone of `range`, which must lie in one, is held or waited for, and no wide one is about it: then a
+    /// change that is one step goes without holding it; see the head. Behind a full fence that follows the first store of
+    /// the step. Writes nothing.
+    #[inline]
+    pub fn is_quiet(&self, range: AddrRange) -> bool {
+        let Some(at) = self.bucket_of(range) else { return false };
+        let bucket = &self.buckets[at];
+        // The lock first: who finds it free finds the number of those that have taken it.
+        let quiet = !bucket.nodes.is_locked()
+            && bucket.members.load(Ordering::Acquire) == 0
+            && self.announced.load(Ordering::Acquire) & (1 << at) == 0;
+        mutant!("range_always_quiet", quiet, true)
     }
 
     /// Locks two disjoint ranges, for a move: waits for one, holding nothing, and tries the other, beginning with the lower; if
@@ -334,7 +403,7 @@ impl RangeLock {
     /// announced for the bucket.
     #[inline]
     fn register<W: Wait>(&self, caller: Caller<'_, W>, node: &Node, bucket: usize) -> Option<bool> {
-        let mut nodes = caller.enter(&self.buckets[bucket].nodes);
+        let mut nodes = caller.enter_bucket_to_hold(&self.buckets[bucket]);
         // Under the lock of the bucket: see the head.
         if self.announced.load(Ordering::Acquire) & (1 << bucket) != 0 {
             return None;
@@ -349,7 +418,7 @@ impl RangeLock {
         if wide.wide_blocks(node) {
             wide.append(node)
         } else {
-            caller.enter(&self.buckets[bucket].nodes).append(node)
+            caller.enter_bucket_to_hold(&self.buckets[bucket]).append(node)
         }
     }
 
@@ -369,7 +438,7 @@ impl RangeLock {
     fn try_lock_narrow<W: Wait>(&self, caller: Caller<'_, W>, node: &Node, bucket: usize) -> bool {
         // With the lock of the wide ones, so that none comes in between; this is not the path that must share nothing.
         let wide = caller.enter(&self.wide.nodes);
-        let mut nodes = caller.enter(&self.buckets[bucket].nodes);
+        let mut nodes = caller.enter_bucket_to_hold(&self.buckets[bucket]);
         !wide.wide_blocks(node) && !nodes.blocks(node) && nodes.append(node)
     }
 
@@ -377,7 +446,7 @@ impl RangeLock {
         let bucket = &self.buckets[self.bucket_of_zone(node.range().start >> self.zone_shift)];
         let mut told = Told::new();
         let watched = {
-            let mut nodes = caller.enter(&bucket.nodes);
+            let mut nodes = caller.enter_bucket(bucket);
             nodes.unlink(node);
             if nodes.has_waiting() {
                 while let Some(next) = nodes.next_free() {
@@ -424,7 +493,7 @@ impl RangeLock {
             self.announce(&wide);
         }
         let mut buckets = self.buckets.iter().enumerate().filter(|(at, _)| self.is_in(node, *at));
-        if buckets.any(|(_, bucket)| caller.enter(&bucket.nodes).blocks(node)) {
+        if buckets.any(|(_, bucket)| caller.enter_bucket_to_hold(bucket).blocks(node)) {
             self.unlock_wide(caller, node);
             return false;
         }
@@ -473,7 +542,7 @@ impl RangeLock {
     /// If a node in the bucket conflicts, asks to be woken when one leaves: the value of the event counter that it will then
     /// no longer have.
     fn watch<W: Wait>(&self, caller: Caller<'_, W>, node: &Node, bucket: &Bucket) -> Option<u32> {
-        let mut nodes = caller.enter(&bucket.nodes);
+        let mut nodes = caller.enter_bucket_to_hold(bucket);
         if !mutant!("range_wide_looks_nowhere", nodes.blocks(node), false) {
             return None;
         }
@@ -496,7 +565,7 @@ impl RangeLock {
                     // In the order of the list, so that those who queued together stay in their order.
                     wide.unlink(next);
                     let bucket = self.bucket_of_zone(next.range().start >> self.zone_shift);
-                    if caller.enter(&self.buckets[bucket].nodes).append(next) {
+                    if caller.enter_bucket_to_hold(&self.buckets[bucket]).append(next) {
                         told.add(next);
                     }
                 }
@@ -521,6 +590,20 @@ impl<W: Wait> Clone for Caller<'_, W> {
 impl<W: Wait> Copy for Caller<'_, W> {}
 
 impl<W: Wait> Caller<'_, W> {
+    /// Takes the lock of a bucket, to let go of a range.
+    #[inline]
+    fn enter_bucket<'l>(&self, bucket: &'l Bucket) -> InBucket<'l> {
+        InBucket { nodes: self.enter(&bucket.nodes), bucket }
+    }
+
+    /// The same, to get one. What follows is behind a full fence: see `RangeLock::is_quiet`.
+    #[inline]
+    fn enter_bucket_to_hold<'l>(&self, bucket: &'l Bucket) -> InBucket<'l> {
+        let nodes = self.enter_bucket(bucket);
+        mutant!("range_registered_unordered", fence_behind_locked(), ());
+        nodes
+    }
+
     /// Takes a spin lock, letting others run if its holder does not.
     #[inline]
     fn enter<'l>(&self, nodes: &'l SpinLock<List>) -> Locked<'l> {

@@ -171,7 +171,7 @@ impl<H: Host> AddressSpace<H> {
             flags.remove(VmFlags::NORESERVE);
         }
         flags.set(VmFlags::ACCOUNT, is_accountable(flags));
-        if let Some(addr) = self.map_alone(cpu, request, len, flags) {
+        if let Some(addr) = self.map_at_once(cpu, request, len, flags) {
             return Ok((addr, len));
         }
         let pgoff_at = |addr: u64| match &request.object {
@@ -253,6 +253,10 @@ impl<H: Host> AddressSpace<H> {
             return Err(Error::Invalid);
         }
         let told = Unmapping::announce(self.mm(), cpu, range)?;
+        if self.unmap_at_once(cpu, range) {
+            told.done(cpu);
+            return Ok(());
+        }
         let mut change = Change::begin(self.mm(), cpu, range);
         if self.has_limits() {
             change.hold_limits();

@@ -7,6 +7,7 @@
 //! | `place`, `stretch` | finding free addresses |
 //! | `splits`, `collapse` | dividing and making huge pages |
 //! | `within` | a change of attributes within one VMA, in one step |
+//! | `at_once` | calls that are one step and hold no range |
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `carry` | what moves do to the entries of the page table |
 //! | [`linux`] | the calls by Linux's numbers |
@@ -30,6 +31,7 @@
 
 mod accounts;
 mod advise;
+mod at_once;
 mod carry;
 mod change;
 mod collapse;

@@ -13,7 +13,7 @@
 use super::change::Change;
 use super::map::MapRequest;
 use super::{AddressSpace, SpaceConfig};
-use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_floor};
+use crate::addr::{AddrRange, PAGE_SIZE, page_floor};
 use crate::error::Error;
 use crate::host::Host;
 use crate::index::{Direction, Entry, GapRequest};
@@ -22,7 +22,7 @@ use crate::mm::{Exclusive, Locking, Mm, STACK_GUARD_GAP};
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
-use crate::vma::{MapFlags, VmFlags, Vma};
+use crate::vma::{MapFlags, Vma};
 
 /// Where `MAP_32BIT` looks, as in Linux.
 const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
@@ -30,10 +30,6 @@ const LOW: AddrRange = AddrRange { start: 0x4000_0000, end: 0x8000_0000 };
 /// Candidates that are tried before the whole space is held for an exact search: each was free when it was found, and taken
 /// by another call a moment later.
 const TRIES: usize = 8;
-
-/// What [`AddressSpace::map_alone`] leaves to the long way.
-const NOT_SIMPLE: MapFlags =
-    MapFlags::SHARED.union(MapFlags::FIXED).union(MapFlags::FIXED_NOREPLACE).union(MapFlags::GROWSDOWN);
 
 /// Addresses that a call has taken hold of.
 pub(super) struct Claim<'a, H: Host> {
@@ -117,45 +113,25 @@ impl<H: Host> AddressSpace<H> {
         Ok(Claim { range: AddrRange::new(addr, addr + len), change, fits: None, pin })
     }
 
-    /// The short way of `map`, which as a rule is all of it: private memory at any address, of its own. One pin, one look for a
-    /// place, one at the leaf for all the rest. `None`, and nothing done, when it is not as simple as that.
+    /// Addresses that look free, for the short way of `map`; or the fixed ones, whatever is there.
     #[inline]
-    pub(super) fn map_alone(
+    pub(super) fn candidate_at_once(
         &self,
         cpu: &Cpu<H>,
+        pin: &Pin<'_>,
         request: &MapRequest<H>,
         len: u64,
-        flags: VmFlags,
     ) -> Option<u64> {
         let (mm, config) = (self.mm(), self.config());
-        let is_simple = request.object.is_none()
-            && !request.flags.intersects(NOT_SIMPLE)
-            && !flags.contains(VmFlags::LOCKED)
-            && self.check_commit(flags, len >> PAGE_SHIFT).is_ok()
-            && config.locking == Locking::Speculative
-            && len <= config.range.len()
-            && !self.has_limits();
-        if !is_simple {
-            return None;
+        if request.flags.intersects(MapFlags::FIXED | MapFlags::FIXED_NOREPLACE) {
+            return fixed(config, request.addr, len).ok().map(|range| range.start);
         }
-        let pin = cpu.pin();
-        let addr = match &self.stretches {
+        match &self.stretches {
             Some(stretches) if is_anywhere(request) => stretches.find_in_own(cpu.id(), len, |range| {
-                search(mm, &pin, config, ask(config, request, len, range, Direction::TopDown))
+                search(mm, pin, config, ask(config, request, len, range, Direction::TopDown))
             }),
-            _ => place(mm, &pin, config, request, len),
-        }?;
-        let range = AddrRange::new(addr, addr + len);
-        let mut change = Change::begin_at_once(mm, cpu, range)?;
-        let done =
-            change.plan(&pin, 1).is_ok() && change.insert_alone(&pin, range, flags, addr >> PAGE_SHIFT);
-        if done {
-            mm.ram(&pin).event(Counter::Map, addr);
+            _ => place(mm, pin, config, request, len),
         }
-        drop(pin);
-        drop(change);
-        cpu.tidy();
-        done.then_some(addr)
     }
 
     /// Finds the addresses for `request`, which is for no fixed address, beside `held`, and takes hold of both: for a move.

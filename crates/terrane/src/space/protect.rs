@@ -29,6 +29,9 @@ impl<H: Host> AddressSpace<H> {
         if range.is_empty() {
             return Ok(());
         }
+        if self.protect_at_once(cpu, range, prot) {
+            return Ok(());
+        }
         let change = Change::begin(self.mm(), cpu, range);
         self.protect_held(cpu, change, range, prot)
     }
@@ -160,7 +163,7 @@ impl<H: Host> AddressSpace<H> {
         }
         let rest = change.set_flags_within(&pin, range, splits, flags)?;
         mm.recount(cpu.id(), seen.flags, flags, range.pages() as i64);
-        let has_tables = change.has_tables(&pin, range);
+        let has_tables = mm.has_tables(&pin, range);
         drop(pin);
         change.finish_within(range, rest);
         change.committed();

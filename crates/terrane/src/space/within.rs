@@ -64,6 +64,38 @@ impl<H: Host> Change<'_, H> {
         splits: usize,
         flags: VmFlags,
     ) -> Option<Rest<H>> {
+        self.set_flags_if(pin, range, splits, flags, |_| true, |_| true)
+    }
+
+    /// The same for a call that does not hold the range: see [`at_once`](super::at_once). `None` also when the attributes are not
+    /// `seen` any more, and when there would be something left to be done for the addresses.
+    #[inline]
+    pub(super) fn set_flags_at_once(
+        &mut self,
+        pin: &Pin<'_>,
+        range: AddrRange,
+        splits: usize,
+        seen: VmFlags,
+        flags: VmFlags,
+    ) -> Option<Rest<H>> {
+        let mm = self.mm;
+        let is_same = |vma: &Vma<H>| vma.flags() == seen;
+        self.set_flags_if(pin, range, splits, flags, is_same, |rest| {
+            rest.open == [false; 2] && mm.may_step(range) && !mm.has_tables(pin, range)
+        })
+    }
+
+    /// [`set_flags_within`](Self::set_flags_within) if `fits` says so, before the first store, and `may`, once all counters are odd.
+    #[inline]
+    fn set_flags_if(
+        &mut self,
+        pin: &Pin<'_>,
+        range: AddrRange,
+        splits: usize,
+        flags: VmFlags,
+        fits: impl FnOnce(&Vma<H>) -> bool,
+        may: impl FnOnce(&Rest<H>) -> bool,
+    ) -> Option<Rest<H>> {
         let (mm, cpu) = (self.mm, self.cpu);
         let (records, nodes) = self.supplies();
         let mut gone: [Option<NonNull<Vma<H>>>; 2] = [None; 2];
@@ -72,7 +104,8 @@ impl<H: Host> Change<'_, H> {
             let divides = [all.start < range.start, all.end > range.end];
             let over = divides.iter().filter(|&&divides| divides).count();
             let supplied = records.iter().flatten().count();
-            if !all.covers(range) || over != splits || over > supplied || vma.object().is_some() {
+            if !all.covers(range) || over != splits || over > supplied || vma.object().is_some() || !fits(vma)
+            {
                 return None; // a neighbour has merged with it meanwhile, or divided it
             }
             let like = |beside: &&Vma<H>| beside.flags() == flags && beside.object().is_none();
@@ -83,8 +116,13 @@ impl<H: Host> Change<'_, H> {
                 let may_join = [low.is_some(), high.is_some()];
                 rest.open = core::array::from_fn(|end| !divides[end] && (rest.open[end] || may_join[end]));
                 mm.note(cpu, pin, vma);
-                divide(records, mm, vma, edit, range, flags);
-                return Some(rest);
+                vma.seq.write_begin();
+                let may = may(&rest);
+                if may {
+                    divide(records, mm, vma, edit, range, flags);
+                }
+                vma.seq.write_end();
+                return may.then_some(rest);
             }
             // SAFETY: in the leaf, which is locked, under the pin.
             let [low, high] =
@@ -93,32 +131,35 @@ impl<H: Host> Change<'_, H> {
                 mm.note(cpu, pin, beside);
             }
             SeqCount::write_begin_all([Some(&vma.seq), low.map(|low| &low.seq), high.map(|high| &high.seq)]);
-            vma.set_flags(flags);
             let all = [low, Some(vma), high];
-            if low.is_some() || high.is_some() {
-                // No fault may set one of the pointers while they are compared and joined.
-                all.into_iter().flatten().for_each(Vma::freeze_anon);
-            }
-            // Downwards first, as Linux does: where their anon_vmas allow one of the two only, that decides.
-            let mut whole = vma;
-            if let Some(low) = low
-                && let Some(spare) = absorb(low, vma)
-            {
-                (rest.spare[0], gone[0]) = (spare, Some(NonNull::from(vma)));
-                edit.absorb_into_below();
-                whole = low;
-            }
-            if let Some(high) = high
-                && let Some(spare) = absorb(whole, high)
-            {
-                (rest.spare[1], gone[1]) = (spare, Some(NonNull::from(high)));
-                edit.absorb_above();
+            let may = may(&rest);
+            if may {
+                vma.set_flags(flags);
+                if low.is_some() || high.is_some() {
+                    // No fault may set one of the pointers while they are compared and joined.
+                    all.into_iter().flatten().for_each(Vma::freeze_anon);
+                }
+                // Downwards first, as Linux does: where their anon_vmas allow one of the two only, that decides.
+                let mut whole = vma;
+                if let Some(low) = low
+                    && let Some(spare) = absorb(low, vma)
+                {
+                    (rest.spare[0], gone[0]) = (spare, Some(NonNull::from(vma)));
+                    edit.absorb_into_below();
+                    whole = low;
+                }
+                if let Some(high) = high
+                    && let Some(spare) = absorb(whole, high)
+                {
+                    (rest.spare[1], gone[1]) = (spare, Some(NonNull::from(high)));
+                    edit.absorb_above();
+                }
             }
             for vma in all.into_iter().flatten().filter(|vma| !vma.seq.is_dead()) {
                 vma.thaw_anon(None);
                 vma.seq.write_end();
             }
-            Some(rest)
+            may.then_some(rest)
         })??;
         let stats = mm.machine.stats();
         stats.add(pin, Counter::VmaSplit, splits as u64);
@@ -141,7 +182,7 @@ impl<H: Host> Change<'_, H> {
     }
 }
 
-/// Divides `vma`, whose leaf is locked, so that `range` is a VMA of its own, with `flags`.
+/// Divides `vma`, whose leaf is locked and whose bracket is open, so that `range` is a VMA of its own, with `flags`.
 fn divide<H: Host>(
     records: &mut Records,
     mm: &Mm<H>,
@@ -151,7 +192,6 @@ fn divide<H: Host>(
     flags: VmFlags,
 ) {
     let (all, seen) = (edit.range(), vma.snapshot());
-    vma.seq.write_begin();
     if all.end > range.end {
         let upper = AddrRange::new(range.end, all.end);
         if let Some(upper) = part_off(records, mm, vma, seen, upper, seen.flags, None) {
@@ -167,5 +207,4 @@ fn divide<H: Host>(
     } else {
         vma.set_flags(flags);
     }
-    vma.seq.write_end();
 }

@@ -7,8 +7,8 @@
 //!
 //! # Why it is right
 //!
-//! *Found:* under a pin that announced epoch `a` before it looked. Whoever unlinks the object later reads the global epoch after a
-//! full fence, and so stamps it with `a` or later: it is freed at `a + 2` at the earliest. *Used again:* under a pin that, once it
+//! *Found:* under a pin that announced epoch `a` before it looked. The stamp of an object that is unlinked later is read from the
+//! global epoch behind a full fence, after the unlinking, and so is `a` or later: it is freed at `a + 2` at the earliest. *Used again:* under a pin that, once it
 //! has announced its epoch behind a full fence, still reads `a` as the global one. From `a` the epoch moves at most to `a + 1`
 //! while that pin lasts: whoever moves it from `a + 1` on reads `a + 1` first, passes a full fence, and then reads the
 //! announcement; had he read it before it was made, the pin would have read `a + 1`. So nothing that was stamped `a` or later

@@ -29,7 +29,7 @@
 //!
 //! Source: L. Dufour, P. Zijlstra, "Speculative page faults", v11 (2018).
 
-use super::atomic::{AtomicU32, Ordering, fence};
+use super::atomic::{AtomicU32, Ordering, fence, fence_behind_locked};
 
 /// Set in a counter whose VMA has left its space for good; such a counter stays odd.
 const DEAD: u32 = 1 << 31;
@@ -78,6 +78,16 @@ impl SeqCount {
             mutant!("write_begin_unordered", fence(Ordering::SeqCst), ()),
             fence(Ordering::Release)
         );
+    }
+
+    /// [`write_begin`](Self::write_begin) where `locked` follows, a read-modify-write that serves as the fence.
+    #[inline]
+    pub fn write_begin_before(&self, locked: impl FnOnce()) {
+        let seq = self.0.load(Ordering::Relaxed);
+        debug_assert!(seq & 1 == 0, "two writers of one VMA, or a dead one");
+        self.0.store(seq.wrapping_add(1) & !DEAD, Ordering::Relaxed);
+        locked();
+        mutant!("write_begin_before_unordered", fence_behind_locked(), ());
     }
 
     /// [`write_begin`](Self::write_begin) of several counters, whose changes are one.

@@ -38,6 +38,12 @@ unsafe impl lock_api::RawMutex for RawSpin {
     unsafe fn unlock(&self) {
         self.0.store(false, mutant!("spin_unlock_relaxed", Ordering::Release, Ordering::Relaxed));
     }
+
+    /// Writes nothing. Whoever finds it free sees what its holders wrote.
+    #[inline]
+    fn is_locked(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// A spinning mutual-exclusion lock around a `T`.

@@ -11,7 +11,6 @@ use crate::space::sweep::Sweep;
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::vma::{Snapshot, Vma};
-use core::ops::ControlFlow;
 use core::ptr::NonNull;
 
 /// What became of a VMA that reaches into a range that is being unmapped.
@@ -53,7 +52,7 @@ impl<H: Host> Change<'_, H> {
         let record = unsafe { vma.as_ref() };
         self.mm.account(self.cpu.id(), record.flags(), -(range.pages() as i64));
         // Memory that was never touched: nothing to sweep, and all under one pin.
-        if record.object().is_none() && !self.has_tables(&pin, range) {
+        if record.object().is_none() && !self.mm.has_tables(&pin, range) {
             let anon = record.close_anon();
             // SAFETY: out of the index, and in no list.
             unsafe { Vma::retire(vma, &pin) };
@@ -226,11 +225,6 @@ impl<H: Host> Change<'_, H> {
             // SAFETY: out of the index, the list and our chain.
             unsafe { Vma::retire(gone, &pin) };
         }
-    }
-
-    /// True when there is a page table for part of `range`.
-    pub(in crate::space) fn has_tables(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
-        self.mm.page_table.for_each_run(&self.mm.ram(pin), range, |_| ControlFlow::Break(())).is_break()
     }
 
     /// What unmapping `range` comes to; exact but for records that neighbours change meanwhile.

@@ -36,3 +36,15 @@ mod plain;
 
 pub use core::sync::atomic::Ordering;
 pub use plain::*;
+
+/// A full fence behind a read-modify-write, whatever its order. On x86 a locked instruction is one already, even a compare-and-swap
+/// that fails, and only the compiler is told; the language, and processors that load-link and store-conditionally, let later
+/// loads pass its store.
+#[inline]
+pub fn fence_behind_locked() {
+    if cfg!(all(any(target_arch = "x86_64", target_arch = "x86"), not(terrane_loom))) {
+        core::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
