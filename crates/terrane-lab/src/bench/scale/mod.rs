@@ -29,7 +29,7 @@ pub static BENCH: Experiment = Experiment {
     about: "Things a second, of all threads together; n : 1 is the ratio within each round of samples, then the median. Every \
             thread works on pages of its own, in page tables of its own, by calls; where a page is stored to, by a processor \
             in software that runs the space. own areas: at fixed addresses, 128 GiB apart, among 256 other mappings of a page \
-            for each thread. apart: each thread in a machine of its own, which is what the hardware gives. Clearing a page is \
+            for each thread of the most there are, however many work. apart: each thread in a machine of its own, which is what the hardware gives. Clearing a page is \
             measured in turn with the faults, 64 of each, and the median of the differences taken. fork, one space: all threads copy the same space, and \
             exclude each other. beside map + unmap: another thread does that elsewhere in the same space all the while, so \
             there is one more than the column says. The names at the end are will-it-scale's, with threads; pages are of 4 KiB.",
@@ -94,6 +94,8 @@ pub struct Machines {
     all: Arc<Crew>,
     /// One for each thread and one more.
     apart: Vec<Arc<Crew>>,
+    /// The most threads that work together.
+    threads: usize,
     /// Bytes that the shapes map.
     length: u64,
     /// The files of the shapes.
@@ -106,6 +108,7 @@ impl Machines {
         Ok(Self {
             all: Crew::shared(half_of_machine(threads), seats)?,
             apart: (0..seats).map(|_| Crew::used(APART, 1).map(Arc::new)).collect::<Result<_, _>>()?,
+            threads,
             length: Shape::length(threads),
             files: Mutex::new(Weak::new()),
         })
@@ -117,6 +120,7 @@ impl Machines {
         Self {
             all: Arc::new(Crew::fresh(64 << 20, 3).unwrap()),
             apart: (0..3).map(|_| Arc::new(Crew::fresh(16 << 20, 1).unwrap())).collect(),
+            threads: 2,
             length: 4 << 20,
             files: Mutex::new(Weak::new()),
         }
