@@ -49,9 +49,9 @@ pub fn write_usage(to: u64, usage: &Usage) -> Result<(), Errno> {
     let mut words = [0i64; 18];
     words[..4].copy_from_slice(&[user_seconds, user, system_seconds, system]);
     words[4] = (usage.resident >> 10) as i64;
-    words[6] = usage.faults as i64;
-    words[14] = usage.voluntary as i64;
-    words[15] = usage.preempted as i64;
+    words[8] = usage.faults as i64;
+    words[16] = usage.voluntary as i64;
+    words[17] = usage.preempted as i64;
     user::write_value(to, words)
 }
 

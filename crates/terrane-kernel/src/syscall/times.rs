@@ -106,7 +106,7 @@ fn write_interval(to: u64, (left, interval): (u64, u64)) -> Result<(), Errno> {
 /// `getitimer`.
 pub fn getitimer(which: u64, to: u64) -> Answer {
     let thread = current();
-    write_interval(to, thread.process().timers.interval(which)?.get())?;
+    write_interval(to, thread.process().timers.interval(which)?.get(thread.process()))?;
     Ok(0)
 }
 
@@ -130,8 +130,8 @@ pub fn setitimer(which: u64, new: u64, old: u64) -> Answer {
 fn set_interval(process: &Process, which: u64, value: u64, interval: u64) -> Result<(u64, u64), Errno> {
     let timer = process.timers.interval(which)?;
     let _one = process.timers.setting.lock();
-    let before = timer.get();
-    timer.set(process, (value != 0).then(|| arch::now().saturating_add(value)), interval);
+    let before = timer.get(process);
+    timer.set(process, value, interval, which != 0);
     Ok(before)
 }
 
@@ -198,13 +198,16 @@ pub fn timer_settime(number: u64, flags: u64, new: u64, old: u64) -> Answer {
     let before = {
         let timer = process.timers.created(number)?;
         let _one = process.timers.setting.lock();
-        let before = timer.get();
-        let at = match flags & TIMER_ABSTIME {
-            0 => arch::now().saturating_add(value),
-            // Times of processor clocks count from now: see `timers`.
-            _ => time::deadline(timer.clock(), value).unwrap_or(arch::now().saturating_add(value)),
+        let before = timer.get(process);
+        let clock = timer.clock();
+        let of_processor = time::deadline(clock, 0).is_err();
+        let left = match flags & TIMER_ABSTIME {
+            0 => value,
+            // What has passed comes at once; 0 stops it.
+            _ if value == 0 => 0,
+            _ => value.saturating_sub(time::clock(clock, &thread)?).max(1),
         };
-        timer.set(process, (value != 0).then_some(at), interval);
+        timer.set(process, left, interval, of_processor);
         before
     };
     if old != 0 {
@@ -215,7 +218,9 @@ pub fn timer_settime(number: u64, flags: u64, new: u64, old: u64) -> Answer {
 
 /// `timer_gettime`.
 pub fn timer_gettime(number: u64, to: u64) -> Answer {
-    write_setting(to, current().process().timers.created(number)?.get())?;
+    let thread = current();
+    let process = thread.process();
+    write_setting(to, process.timers.created(number)?.get(process))?;
     Ok(0)
 }
 

@@ -21,6 +21,10 @@ const KINDS: u64 = 0xe000_0000;
 const WALL: u64 = 0x4000_0000;
 const WCLONE: u64 = 0x8000_0000;
 
+/// The parent of the first process and of orphans: the number of the process that starts a Linux, which there is none of here. Who has it for a parent goes
+/// without being waited for.
+pub const NOBODY: u32 = 1;
+
 /// `si_code`s.
 const CLD_EXITED: i32 = 1;
 const CLD_KILLED: i32 = 2;
@@ -40,15 +44,20 @@ fn code_of(status: u32) -> (i32, i32) {
 /// The last thread of a process has gone: its children get another parent, and its own is told.
 pub fn has_ended(process: &Shared<Process>) {
     let status = process.exit_status().unwrap_or(0);
-    let mut orphans_ended = false;
     let mut removed = None;
     {
         let mut tree = tree();
         for node in tree.processes_mut() {
             if node.parent == process.id() {
-                node.parent = 1;
-                orphans_ended |= node.is_zombie();
+                node.parent = NOBODY;
             }
+        }
+        // Of those who have ended already nobody will ask. What is dropped here has no space, nor files.
+        while let Some(orphan) =
+            tree.processes().iter().find(|node| node.parent == NOBODY && node.is_zombie())
+        {
+            let orphan = orphan.process.id();
+            drop(tree.remove_process(orphan));
         }
         let Some(node) = tree.process_mut(process.id()) else { return };
         node.change = Some(Change::Ended(status));
@@ -75,9 +84,6 @@ pub fn has_ended(process: &Shared<Process>) {
                 parent.children_changed.wake_all();
             }
             None => removed = tree.remove_process(process.id()),
-        }
-        if orphans_ended && let Some(first) = tree.process(1) {
-            first.process.children_changed.wake_all();
         }
     }
     drop(removed);

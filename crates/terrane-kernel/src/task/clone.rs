@@ -215,7 +215,7 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
             return Err(Errno::EINTR);
         }
         if !has(THREAD) {
-            let (mut group, mut session, mut grandparent) = (0, 0, 0);
+            let (mut group, mut session, mut grandparent) = (0, 0, super::children::NOBODY);
             if let Some(node) = tree.process(parent.id()) {
                 (group, session, grandparent) = (node.group, node.session, node.parent);
             }
@@ -227,7 +227,7 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
     sched::start(&thread);
     drop(thread);
     if let Some(vfork) = vfork {
-        vfork.wait(|| me.pending.set().has(super::signal::SIGKILL));
+        vfork.wait(|| me.waiting_signals().has(super::signal::SIGKILL) || parent.ends(me.id()));
     }
     Ok(id.into())
 }
@@ -249,7 +249,10 @@ pub extern "C" fn begin(_: usize) -> ! {
     }
 }
 
-/// The first thread of the first process: `space` is `None` until it has been given a program.
+/// The number of the first process.
+pub const FIRST: u32 = super::children::NOBODY + 1;
+
+/// The first thread of the first process: it has no space until it has been given a program.
 ///
 /// # Errors
 /// `ENOMEM`.
@@ -268,7 +271,8 @@ pub fn first(
     let private = Private { files: Some(files), cwd: Some(cwd), ..Private::default() };
     let thread = Thread::try_new(id, process.clone(), private, arch::FpuState::try_new()?, entry)?;
     let mut tree = tree();
-    tree.add_process(Node { process, parent: 0, group: id, session: id, change: None });
+    let parent = super::children::NOBODY;
+    tree.add_process(Node { process, parent, group: id, session: id, change: None });
     tree.add_thread(thread.clone());
     Ok(thread)
 }

@@ -16,8 +16,8 @@ use terrane::{AddrRange, PAGE_SIZE, addr};
 
 use super::elf::{self, Header, Image};
 use super::exit;
-use super::process::{Exit, INFINITY, Process, RLIMIT_AS, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_STACK};
-use super::signal::{AlternateStack, SIGKILL, minimum_stack};
+use super::process::{INFINITY, Process, RLIMIT_AS, RLIMIT_DATA, RLIMIT_MEMLOCK, RLIMIT_STACK};
+use super::signal::{AlternateStack, minimum_stack};
 use super::thread::{CurrentThread, current};
 use crate::arch::{self, TrapFrame, interrupts};
 use crate::errno::Errno;
@@ -155,7 +155,7 @@ pub fn run(
         let Some((interpreter, argument)) = script(&start[..len]) else {
             let loaded = load(&object, &arguments, environment)?;
             let thread = current();
-            become_loaded(&thread, frame, loaded, &arguments, environment, &executed, path);
+            become_loaded(&thread, frame, loaded, &arguments, environment, &executed, path)?;
             return Ok(0);
         };
         let mut longer = Strings::default();
@@ -301,7 +301,7 @@ fn page_ceil(value: u64) -> Result<u64, Errno> {
     addr::page_ceil(value).ok_or(Errno::ENOMEM)
 }
 
-/// From here on there is no way back.
+/// Exchanges the programs. An error, once the other threads are told to end, is for a process that ends.
 fn become_loaded(
     thread: &CurrentThread,
     frame: &mut TrapFrame,
@@ -310,9 +310,9 @@ fn become_loaded(
     environment: &Strings,
     executed: &[u8],
     path: Vec<u8>,
-) {
+) -> Result<(), Errno> {
     let process = thread.process();
-    be_alone(thread);
+    be_alone(thread)?;
     exit::leave_memory(thread);
     let old = process.set_space(Some(loaded.space.clone()));
     let own = thread.change(|own| own.space.replace(loaded.space.clone()));
@@ -326,27 +326,32 @@ fn become_loaded(
     let written = finish(thread, frame, &loaded, arguments, environment, executed);
     let renewed = renew(thread, executed, path);
     if written.is_err() || renewed.is_err() {
-        exit::group(Exit::Signal(SIGKILL));
+        // There is nobody left to tell.
+        exit::kill_process(process);
     }
+    Ok(())
 }
 
 /// Ends the other threads, and makes this one the leader.
-fn be_alone(thread: &CurrentThread) {
+///
+/// # Errors
+/// `EINTR` when this thread is to end itself: it returns to where it does.
+fn be_alone(thread: &CurrentThread) -> Result<(), Errno> {
     let process = thread.process();
-    let alone = || process.threads.load(Ordering::SeqCst) == 1;
     if process.execs.compare_exchange(0, thread.id(), Ordering::SeqCst, Ordering::SeqCst).is_err() {
-        // Another thread was first, and waits for this one to end.
-        exit::leave_if_told(thread);
+        return Err(Errno::EINTR);
     }
     exit::tell_others(thread);
+    let alone = || process.threads.load(Ordering::SeqCst) == 1;
     process.threads_changed.wait_uninterrupted(|| alone() || process.exit_status().is_some());
-    // Killed meanwhile: this thread ends like the others.
-    if process.exit_status().is_some() {
-        exit::leave_if_told(thread);
-    }
     let _tree = super::tree::tree();
+    if process.exit_status().is_some() {
+        process.execs.store(0, Ordering::SeqCst);
+        return Err(Errno::EINTR);
+    }
     thread.set_id(process.id());
     process.execs.store(0, Ordering::SeqCst);
+    Ok(())
 }
 
 /// What of a process does not outlive its program.

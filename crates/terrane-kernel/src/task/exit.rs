@@ -101,6 +101,8 @@ fn thread_only(thread: &CurrentThread) -> ! {
             resident,
         });
         drop(ended);
+        // Its number is free, for a thread that makes the process a new program above all.
+        thread.set_id(0);
         thread.process().threads.fetch_sub(1, Ordering::SeqCst) == 1
     };
     drop(space);
@@ -109,7 +111,7 @@ fn thread_only(thread: &CurrentThread) -> ! {
         process.timers.stop();
         let space = process.set_space(None);
         drop(space);
-        if process.id() == 1 {
+        if process.id() == super::clone::FIRST {
             report::shut_down(process.exit_status().unwrap_or(0));
         }
         crate::fs::process_ended(process.id());

@@ -38,19 +38,22 @@ pub mod wait;
 
 pub use sched::yield_now;
 pub use signal::before_user;
-pub use thread::{current, try_current};
+pub use thread::current;
 
 use crate::arch::{self, TrapFrame, interrupts};
 use crate::errno::Errno;
+use crate::{fs, mm, options, report, syscall};
 use core::sync::atomic::Ordering;
-use crate::{fs, options, report, syscall};
 use signal::{Info, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP};
 use terrane::FaultError;
+use terrane::commit::Overcommit;
 use terrane::sync::Shared;
 use terrane::vma::Access;
 
 /// Runs the program that the command line names, and everything it starts. On the first CPU, when everything is up, with interrupts off.
 pub fn start() -> ! {
+    // As Linux by default: what could never be is refused.
+    mm::machine().commit().set_mode(Overcommit::Guess);
     if let Err(errno) = start_first() {
         report!("@panic no memory for the first process ({errno:?})");
         arch::exit(1);

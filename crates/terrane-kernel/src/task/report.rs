@@ -26,7 +26,7 @@ pub fn shut_down(status: u32) -> ! {
 }
 
 fn statistics() {
-    let snapshot = mm::machine().stats().snapshot();
+    let snapshot = mm::counters();
     for (name, value) in snapshot.iter() {
         report!("@stat {name} {value}");
     }

@@ -73,8 +73,9 @@ struct Cpu {
     idle: AtomicBool,
     /// The current thread is to give way when it returns to user mode.
     must_switch: AtomicBool,
-    /// When the current thread began its slice.
+    /// When the current thread began its slice, and what its virtual time was then.
     slice_start: AtomicU64,
+    slice_virtual: AtomicU64,
     /// What ran before, from the switch until the next context has taken note.
     previous: Cell<*const Thread>,
     /// Its own context, saved while a thread runs. Used by this CPU alone.
@@ -96,11 +97,27 @@ impl Cpu {
             idle: AtomicBool::new(false),
             must_switch: AtomicBool::new(false),
             slice_start: AtomicU64::new(0),
+            slice_virtual: AtomicU64::new(0),
             previous: Cell::new(ptr::null()),
             idle_context: UnsafeCell::new(arch::Context::empty()),
             switches: AtomicU64::new(0),
             idles: AtomicU64::new(0),
         }
+    }
+}
+
+impl Cpu {
+    /// The current thread, which has been charged up to `now`, begins a slice. By this CPU.
+    fn begin_slice(&self, thread: &Thread, now: u64) {
+        self.slice_start.store(now, Ordering::Relaxed);
+        self.slice_virtual.store(thread.virtual_time.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// The virtual time of the thread that runs there, about; for others, who must not look at the thread itself: it may end. `None` while it idles.
+    fn current_virtual(&self) -> Option<u64> {
+        let since = arch::now().saturating_sub(self.slice_start.load(Ordering::Relaxed));
+        let runs = !self.current.load(Ordering::Relaxed).is_null();
+        runs.then(|| self.slice_virtual.load(Ordering::Relaxed) + since)
     }
 }
 
@@ -158,7 +175,7 @@ pub fn tick(now: u64, user: bool) {
         return;
     }
     thread.charge_tick(now, user);
-    cpu.slice_start.store(now, Ordering::Relaxed);
+    cpu.begin_slice(thread, now);
     let here = cpu.length.load(Ordering::Relaxed);
     if here > 0 {
         cpu.must_switch.store(true, Ordering::Relaxed);
@@ -255,8 +272,7 @@ fn enqueue(target: usize, thread: &Thread, woken: bool) {
         // SAFETY: it is in no queue (whoever made it `QUEUED` puts it in one), and alive until it has run and ended; the queue is static.
         unsafe { queue.threads.push(thread) };
         cpu.length.fetch_add(1, Ordering::Relaxed);
-        // The current thread cannot end, nor be freed, while this CPU's queue is locked: its switch takes that lock.
-        woken && current_of(cpu).is_some_and(|current| mine + WAKE_GRANULARITY < current.virtual_now())
+        woken && cpu.current_virtual().is_some_and(|current| mine + WAKE_GRANULARITY < current)
     };
     fence(Ordering::SeqCst);
     if preempts {
@@ -327,7 +343,7 @@ pub fn schedule() {
     let state = thread.state.load(Ordering::Relaxed);
     if state == RUNNING && may_stay {
         if cpu.length.load(Ordering::Relaxed) == 0 {
-            cpu.slice_start.store(now, Ordering::Relaxed);
+            cpu.begin_slice(thread, now);
             timer::arm(now);
             if enabled {
                 interrupts::enable();
@@ -340,7 +356,7 @@ pub fn schedule() {
     let next = pick(cpu).map_or(ptr::null(), |next| next);
     if ptr::eq(next, thread) {
         thread.state.store(RUNNING, Ordering::Relaxed);
-        cpu.slice_start.store(now, Ordering::Relaxed);
+        cpu.begin_slice(thread, now);
         timer::arm(now);
     } else {
         // SAFETY: interrupts are off, the current thread is `thread`, and `next` has just been taken out of a queue.
@@ -385,7 +401,7 @@ fn begin(cpu: &Cpu, next: &Thread, now: u64) {
     next.on_cpu.store(true, Ordering::Relaxed);
     cpu.current.store(ptr::from_ref(next).cast_mut(), Ordering::Relaxed);
     arch::set_current_thread(ptr::from_ref(next) as usize);
-    cpu.slice_start.store(now, Ordering::Relaxed);
+    cpu.begin_slice(next, now);
     cpu.switches.fetch_add(1, Ordering::Relaxed);
     next.enter(now);
     timer::arm(now);

@@ -239,12 +239,6 @@ impl Thread {
         }
     }
 
-    /// Its virtual time with what it has run since that was counted.
-    pub fn virtual_now(&self) -> u64 {
-        let since = arch::now().saturating_sub(self.charged_at.load(Ordering::Relaxed));
-        self.virtual_time.load(Ordering::Relaxed) + since
-    }
-
     /// It begins to run on this CPU: its registers beyond the context, its space. With interrupts off, by the scheduler.
     pub fn enter(&self, now: u64) {
         self.charged_at.store(now, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Times as programs write them.
 
+use super::process::Process;
 use super::thread::Thread;
 use super::tree::tree;
 use crate::arch;
@@ -106,9 +107,13 @@ pub fn clock(id: u64, thread: &Thread) -> Result<u64, Errno> {
     })
 }
 
-/// How long the threads of a process have run, in ns.
+/// How long the threads of the process of `thread` have run, in ns.
 pub fn process_time(thread: &Thread) -> u64 {
-    let process = thread.process();
+    time_of(thread.process())
+}
+
+/// How long the threads of a process have run, in ns.
+pub fn time_of(process: &Process) -> u64 {
     let tree = tree();
     let ended = process.ended.lock().time;
     ended + tree.threads_of(process).map(Thread::run_time).sum::<u64>()

@@ -1,8 +1,8 @@
 //! The timers of a process: `alarm`, `setitimer`, `timer_create`.
 //!
 //! Each lies in its process, which lives until they are stopped, at its end. They fire in the timer's interrupt and send a signal from there.
-//! Timers of processor time (`ITIMER_VIRTUAL`, `ITIMER_PROF`, clocks of processes) run by the wall clock as long as nothing tells how many CPUs run the
-//! process, and look again when they fire: they send once the processor time has come.
+//! Timers of processor time (`ITIMER_VIRTUAL`, `ITIMER_PROF`, the clocks of processes and threads) go by the time of the whole process: they fire when that could
+//! have come at the earliest, and fire again later when it has not.
 
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::lock::Lock;
 use super::process::Process;
 use super::signal::{self, Info, SI_TIMER, SIGALRM, SIGPROF, SIGVTALRM};
+use super::time;
 use super::timer::{Fire, Timer};
 use super::tree::tree;
 use crate::arch;
@@ -17,6 +18,8 @@ use crate::errno::Errno;
 
 /// Timers that a process can create.
 pub const CREATED_MAX: usize = 32;
+/// How soon a timer of processor time looks again, in ns.
+const LOOK_AGAIN: u64 = 1_000_000;
 /// `setitimer`'s.
 const INTERVAL: usize = 3;
 
@@ -37,6 +40,8 @@ pub struct ProcessTimer {
     setting: Lock<Setting>,
     /// In ns; 0 for once.
     interval: AtomicU64,
+    /// For one of processor time, the process's time at which it comes; 0 for others.
+    target: AtomicU64,
     /// How often it has come again before its signal was taken.
     overrun: AtomicU32,
     /// Its process; null until it has been started.
@@ -64,6 +69,7 @@ impl ProcessTimer {
             timer: Timer::new(),
             setting: Lock::new(Setting { used: false, clock: 1, notice: Notice::None }),
             interval: AtomicU64::new(0),
+            target: AtomicU64::new(0),
             overrun: AtomicU32::new(0),
             process: core::sync::atomic::AtomicPtr::new(ptr::null_mut()),
             number: AtomicU32::new(0),
@@ -71,8 +77,14 @@ impl ProcessTimer {
     }
 
     /// When it comes next, in ns from now (0 when it is stopped), and its interval.
-    pub fn get(&self) -> (u64, u64) {
-        let left = self.timer.deadline().map_or(0, |at| at.saturating_sub(arch::now()).max(1));
+    pub fn get(&self, process: &Process) -> (u64, u64) {
+        let left = self.timer.deadline().map_or(0, |at| {
+            let left = match self.target.load(Ordering::Relaxed) {
+                0 => at.saturating_sub(arch::now()),
+                target => target.saturating_sub(time::time_of(process)),
+            };
+            left.max(1)
+        });
         (left, self.interval.load(Ordering::Relaxed))
     }
 
@@ -86,14 +98,17 @@ impl ProcessTimer {
         self.setting.lock().clock
     }
 
-    /// Sets it to come at `at` ([`arch::now`]'s time), or stops it; then again after each `interval` ns, if not 0. With
+    /// Sets it to come in `value` ns, or stops it where that is 0; then again after each `interval` ns, if not 0. With
     /// [`Timers::setting`] held.
-    pub fn set(&self, process: &Process, at: Option<u64>, interval: u64) {
+    pub fn set(&self, process: &Process, value: u64, interval: u64, of_processor: bool) {
         self.timer.stop();
         self.interval.store(interval, Ordering::Relaxed);
         self.overrun.store(0, Ordering::Relaxed);
         self.process.store(ptr::from_ref(process).cast_mut(), Ordering::Relaxed);
-        if let Some(at) = at {
+        let target = if of_processor { time::time_of(process).saturating_add(value) } else { 0 };
+        self.target.store(target, Ordering::Relaxed);
+        if value != 0 {
+            let at = arch::now().saturating_add(value);
             // SAFETY: it lies in its process, which stops it before it ends.
             unsafe { self.timer.start(at, Fire::Call(fire, ptr::from_ref(self).cast())) };
         }
@@ -106,6 +121,15 @@ fn fire(timer: *const ()) -> Option<u64> {
     let timer = unsafe { &*timer.cast::<ProcessTimer>() };
     // SAFETY: as above.
     let process = unsafe { &*timer.process.load(Ordering::Relaxed) };
+    let target = timer.target.load(Ordering::Relaxed);
+    if target != 0 {
+        let left = target.saturating_sub(time::time_of(process));
+        if left > 0 {
+            // As many CPUs as there are may run it.
+            return Some(arch::now() + (left / arch::cpu_count() as u64).max(LOOK_AGAIN));
+        }
+        timer.target.store(target + timer.interval.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
     let number = timer.number.load(Ordering::Relaxed);
     let (info, thread) = match timer.setting.lock().notice {
         Notice::Interval(signal) => (Info::from_kernel(signal), 0),

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 
 use terrane::sync::Shared;
 
+use super::children;
 use super::lock::{Guard, Lock};
 use super::process::Process;
 use super::thread::Thread;
@@ -32,7 +33,7 @@ pub enum Change {
 /// A process in the tree.
 pub struct Node {
     pub process: Shared<Process>,
-    /// 0 for the first process, and for processes outside any.
+    /// [`children::NOBODY`] for the first process, and for orphans.
     pub parent: u32,
     pub group: u32,
     pub session: u32,
@@ -54,7 +55,8 @@ pub struct Tree {
     last: u32,
 }
 
-static TREE: Lock<Tree> = Lock::new(Tree { threads: Vec::new(), processes: Vec::new(), last: 0 });
+static TREE: Lock<Tree> =
+    Lock::new(Tree { threads: Vec::new(), processes: Vec::new(), last: children::NOBODY });
 /// Threads that can be freed, perhaps.
 static GONE: AtomicUsize = AtomicUsize::new(0);
 

@@ -31,6 +31,8 @@ const XMM_END: usize = XMM + 256;
 const SOFTWARE: usize = 464;
 const MAGIC1: u32 = 0x4650_5853;
 const MAGIC2: u32 = 0x4650_5845;
+/// The most that an area has: x87, SSE, AVX and AVX-512 are 2696 bytes.
+const AREA_MAX: usize = 3072;
 /// The part of the area that there is without XSAVE.
 const LEGACY: usize = 512;
 
@@ -125,29 +127,30 @@ pub fn push(thread: &CurrentThread, frame: &mut TrapFrame, call: &Call, info: &I
     let top = if enters { stack.base + stack.size } else { frame.rsp.wrapping_sub(RED_ZONE) };
     let mut bytes = [0; FRAME];
     let mut words = Words(&mut bytes);
+    // A copy: writing to the program may block, and then the thread's own area is used for what it is for.
+    let mut buffer = [0; AREA_MAX];
     // SAFETY: it is the current thread.
-    let (at, area_at) = unsafe {
+    let size = unsafe {
         thread.with_fpu(|fpu| {
             fpu.save();
-            let area = fpu.bytes_mut();
-            for (nth, pair) in frame.xmm.iter().enumerate() {
-                area[XMM + 16 * nth..][..8].copy_from_slice(&pair[0].to_ne_bytes());
-                area[XMM + 16 * nth + 8..][..8].copy_from_slice(&pair[1].to_ne_bytes());
-            }
-            let size = area.len();
-            let features = FpuState::components();
-            let mut software = Words(area);
-            software.put32(SOFTWARE, MAGIC1);
-            software.put32(SOFTWARE + 4, size as u32 + 4);
-            software.put(SOFTWARE + 8, features);
-            software.put32(SOFTWARE + 16, size as u32);
-            let area_at = top.wrapping_sub(size as u64 + 4) & !63;
-            let at = (area_at.wrapping_sub(FRAME as u64) & !15).wrapping_sub(8);
-            user::write(area_at, fpu.bytes())?;
-            user::write_value(area_at + size as u64, MAGIC2)?;
-            Ok::<_, Errno>((at, area_at))
+            let size = fpu.bytes().len().min(AREA_MAX);
+            buffer[..size].copy_from_slice(&fpu.bytes()[..size]);
+            size
         })
-    }?;
+    };
+    let area = &mut buffer[..size];
+    for (place, xmm) in area[XMM..XMM_END].chunks_exact_mut(8).zip(frame.xmm.as_flattened()) {
+        place.copy_from_slice(&xmm.to_ne_bytes());
+    }
+    let mut software = Words(area);
+    software.put32(SOFTWARE, MAGIC1);
+    software.put32(SOFTWARE + 4, size as u32 + 4);
+    software.put(SOFTWARE + 8, FpuState::components());
+    software.put32(SOFTWARE + 16, size as u32);
+    let area_at = top.wrapping_sub(size as u64 + 4) & !63;
+    let at = (area_at.wrapping_sub(FRAME as u64) & !15).wrapping_sub(8);
+    user::write(area_at, area)?;
+    user::write_value(area_at + size as u64, MAGIC2)?;
     // On the alternate stack it must have room.
     if (enters || already && call.on_alternate) && at < stack.base {
         return Err(Errno::EFAULT);
@@ -259,31 +262,27 @@ pub fn pop(thread: &CurrentThread, frame: &mut TrapFrame) -> Result<(), Errno> {
 }
 
 fn take_area(thread: &CurrentThread, frame: &mut TrapFrame, at: u64) -> Result<(), Errno> {
+    let mut buffer = [0; AREA_MAX];
     // SAFETY: it is the current thread.
+    let size = unsafe { thread.with_fpu(|fpu| fpu.bytes().len()) }.min(AREA_MAX);
+    user::read(&mut buffer[..LEGACY], at)?;
+    let whole = word32(&buffer, SOFTWARE) == MAGIC1 && word32(&buffer, SOFTWARE + 16) as usize == size;
+    if whole && size > LEGACY {
+        user::read(&mut buffer[LEGACY..size], at + LEGACY as u64)?;
+    } else if size > LEGACY {
+        // Only the old part is there: the rest as a program begins with, and XSTATE_BV says so.
+        buffer[LEGACY] = 3;
+    }
+    for (xmm, bytes) in frame.xmm.as_flattened_mut().iter_mut().zip(buffer[XMM..XMM_END].chunks_exact(8)) {
+        *xmm = word(bytes, 0);
+    }
+    // SAFETY: it is the current thread. Nothing blocks in between.
     unsafe {
         thread.with_fpu(|fpu| {
-            let size = fpu.bytes().len();
-            // Into the thread's own area, which holds nothing of value while the thread runs.
-            let area = fpu.bytes_mut();
-            user::read(&mut area[..LEGACY], at)?;
-            let whole = word32(area, SOFTWARE) == MAGIC1 && word32(area, SOFTWARE + 16) as usize == size;
-            if whole && size > LEGACY {
-                user::read(&mut area[LEGACY..], at + LEGACY as u64)?;
-            } else {
-                // Only the old part is there: the rest as a program begins with, and XSTATE_BV says so.
-                area[LEGACY..].fill(0);
-                if size > LEGACY {
-                    area[LEGACY] = 3;
-                }
-            }
-            let area = fpu.bytes();
-            for (nth, pair) in frame.xmm.iter_mut().enumerate() {
-                *pair = [word(area, XMM + 16 * nth), word(area, XMM + 16 * nth + 8)];
-            }
-            debug_assert!(XMM + 16 * frame.xmm.len() == XMM_END);
+            fpu.bytes_mut()[..size].copy_from_slice(&buffer[..size]);
             fpu.sanitize();
             fpu.restore();
-            Ok(())
-        })
+        });
     }
+    Ok(())
 }
