@@ -27,12 +27,14 @@ use super::Space;
 use crate::arch::{cpu, interrupt, interrupts, percpu, vector};
 use core::cell::Cell;
 use core::ptr;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use terrane::host::ShootDown;
 use terrane::{AddrRange, PAGE_SIZE};
 
 /// More pages than this are forgotten by forgetting everything.
 const PAGES: u64 = 32;
+/// Looks at the answers before a processor sleeps until they have come: some 20 us.
+const ROUNDS: u32 = 2000;
 /// Spaces of which a processor keeps translations.
 const TAGS: usize = 6;
 /// In `CR3`: keep the translations of this tag.
@@ -89,6 +91,8 @@ pub struct CpuTlb {
     /// What this one asks: the space, the range, the generation, and how many have not answered.
     request: [AtomicU64; 4],
     unanswered: AtomicU64,
+    /// It sleeps until they have.
+    sleeps: AtomicBool,
     /// Counters, for who asks.
     flushed_all: Cell<u64>,
     flushed_one: Cell<u64>,
@@ -107,6 +111,7 @@ impl CpuTlb {
             asked_by: AtomicU64::new(0),
             request: [const { AtomicU64::new(0) }; 4],
             unanswered: AtomicU64::new(0),
+            sleeps: AtomicBool::new(false),
             flushed_all: Cell::new(0),
             flushed_one: Cell::new(0),
             received: Cell::new(0),
@@ -181,11 +186,35 @@ pub fn shoot_down(space: &Running, range: AddrRange) -> ShootDown {
             }
         }
     }
-    // Acquire: with the answers.
-    while mine.unanswered.load(Ordering::Acquire) != 0 {
+    await_answers(mine);
+    ShootDown { asked: asked as usize, ..ShootDown::PASSED }
+}
+
+/// Waits until all have answered. Not for ever spinning: where the processors are threads of an emulator, the one that is to
+/// answer may be waiting for the very processor that this one spins on.
+fn await_answers(mine: &CpuTlb) {
+    for _ in 0..ROUNDS {
+        // Acquire: with the answers.
+        if mine.unanswered.load(Ordering::Acquire) == 0 {
+            return;
+        }
         crate::arch::relax();
     }
-    ShootDown { asked: asked as usize, ..ShootDown::PASSED }
+    let may_sleep = interrupts::are_enabled();
+    while mine.unanswered.load(Ordering::Acquire) != 0 {
+        crate::arch::relax();
+        if may_sleep {
+            interrupts::disable();
+            // Whoever gives the last answer sees the mark, or this look sees the answer; the interrupt that follows the mark ends the
+            // sleep, as a request of another's does.
+            mine.sleeps.store(true, Ordering::SeqCst);
+            if mine.unanswered.load(Ordering::SeqCst) != 0 && !mine.is_asked() {
+                interrupts::wait_for_one();
+            }
+            mine.sleeps.store(false, Ordering::Relaxed);
+            interrupts::enable();
+        }
+    }
 }
 
 /// Answers those who ask this processor. Interrupts may be on or off.
@@ -206,7 +235,9 @@ pub fn answer() {
                 mine.forget(AddrRange { start, end }, generation);
             }
             mine.received.set(mine.received.get() + 1);
-            theirs.unanswered.fetch_sub(1, Ordering::Release);
+            if theirs.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 && theirs.sleeps.load(Ordering::SeqCst) {
+                interrupt(asker, vector::RESCHEDULE);
+            }
         }
     });
 }
