@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 
 use terrane::page_table::{Format, X86_64};
-use terrane::space::{Layout, Limit, MapRequest};
+use terrane::space::{Limit, MapRequest, Program, SpaceConfig};
 use terrane::sync::Shared;
-use terrane::vma::{MapFlags, Prot};
+use terrane::vma::Prot;
 use terrane::{AddrRange, PAGE_SIZE, addr};
 
 use super::elf::{self, Header, Image};
@@ -30,10 +30,9 @@ const STRINGS_MAX: usize = 2 << 20;
 const STRING_MAX: usize = 128 << 10;
 /// Where a position-independent program begins.
 const BASE: u64 = 0x5555_5555_4000;
-/// How large a stack is mapped at first.
-const STACK: u64 = 132 << 10;
-/// The least room that is kept for a stack to grow.
-const STACK_GAP: u64 = 128 << 20;
+/// Words on the stack of a program besides pointers to its strings, at most; and bytes of strings of the kernel's own, its path among them.
+const POINTERS: usize = 64;
+const STRINGS: u64 = 8192;
 /// Scripts that are run by scripts.
 const SCRIPTS: usize = 4;
 
@@ -223,13 +222,13 @@ fn load(object: &Object, arguments: &Strings, environment: &Strings) -> Result<L
     let thread = current();
     let process = thread.process();
     let stack_limit = process.limit(RLIMIT_STACK);
-    let gap = stack_limit.clamp(STACK_GAP, X86_64::USER_END / 6 * 5);
+    let stack_limit = Some(stack_limit).filter(|&limit| limit != INFINITY);
     let mut config = mm::space_config();
-    config.map_top = addr::page_floor(X86_64::USER_END - gap);
+    config.map_top = SpaceConfig::for_program::<X86_64>(stack_limit).map_top;
     mm::with_cpu(|cpu| {
         let space = mm::new_space(cpu, config)?;
-        let mapped = map(cpu, &space, object, &header, &image, arguments, environment);
         apply_limits(process, &space);
+        let mapped = map(cpu, &space, object, &header, &image, arguments, environment);
         mapped.map(|(zeros, stack, base)| Loaded {
             space,
             entry: header.entry.wrapping_add(base),
@@ -283,18 +282,17 @@ fn map(
             code = AddrRange { start: at, end: at + segment.in_file };
         }
     }
-    space.set_heap(cpu, page_ceil(end)?)?;
-    let strings = (arguments.bytes.len() + environment.bytes.len()) as u64
-        + 8 * (arguments.count + environment.count) as u64;
-    let top = X86_64::USER_END;
-    let len = page_ceil(STACK.max(strings + (STACK - PAGE_SIZE)))?;
-    let mut prot = Prot::READ | Prot::WRITE;
-    prot.set(Prot::EXEC, image.executable_stack);
-    let flags = MapFlags::GROWSDOWN | MapFlags::FIXED_NOREPLACE;
-    let request = MapRequest { addr: top - len, ..MapRequest::anonymous(len, prot) };
-    space.map(cpu, request.with(flags))?;
-    space.set_layout(Layout { code, stack: top - 8 });
-    Ok((zeros, AddrRange { start: top - len, end: top }, base))
+    let pointers = 8 * (arguments.count + environment.count + POINTERS) as u64;
+    let strings = (arguments.bytes.len() + environment.bytes.len()) as u64;
+    let program = Program {
+        stack_top: X86_64::USER_END,
+        stack_bytes: strings + pointers + STRINGS,
+        executable_stack: image.executable_stack,
+        heap: page_ceil(end)?,
+        code,
+    };
+    let stack = space.start_program(cpu, &program)?;
+    Ok((zeros, stack, base))
 }
 
 fn page_ceil(value: u64) -> Result<u64, Errno> {

@@ -374,6 +374,7 @@ pub fn schedule() {
 unsafe fn change(cpu: &'static Cpu, from: &Thread, next: *const Thread, now: u64) {
     from.leave();
     cpu.previous.set(from);
+    // SAFETY: null, or taken out of a queue by this CPU: alive.
     let to: *const arch::Context = match unsafe { next.as_ref() } {
         Some(next) => {
             begin(cpu, next, now);
