@@ -59,8 +59,8 @@ pub fn has_ended(process: &Shared<Process>) {
             let orphan = orphan.process.id();
             drop(tree.remove_process(orphan));
         }
-        let Some(node) = tree.process_mut(process.id()) else { return };
-        node.change = Some(Change::Ended(status));
+        let Some(node) = tree.process(process.id()) else { return };
+        node.change.set(Some(Change::Ended(status)));
         let parent_id = node.parent;
         let parent = tree.process(parent_id).map(|node| node.process.clone());
         match parent {
@@ -113,7 +113,7 @@ fn look(
 ) -> Result<Option<(Found, Option<Node>)>, Errno> {
     let mut any = false;
     let mut found = None;
-    for node in tree.processes_mut() {
+    for node in tree.processes() {
         let meant = match which {
             Which::Any => true,
             Which::Process(id) => node.process.id() == id,
@@ -125,18 +125,18 @@ fn look(
             continue;
         }
         any = true;
-        let wanted = match node.change {
+        let wanted = match node.change.get() {
             Some(Change::Ended(_)) => options & WEXITED != 0,
             Some(Change::Stopped(_)) => options & WUNTRACED != 0,
             Some(Change::Continued) => options & WCONTINUED != 0,
             None => false,
         };
-        if wanted && let Some(change) = node.change {
+        if wanted && let Some(change) = node.change.get() {
             let mut usage = *node.process.ended.lock();
             usage.add(&node.process.children.lock());
             found = Some(Found { process: node.process.id(), change, usage });
             if options & WNOWAIT == 0 && !matches!(change, Change::Ended(_)) {
-                node.change = None;
+                node.change.set(None);
             }
             break;
         }

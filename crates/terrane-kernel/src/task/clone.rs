@@ -1,5 +1,6 @@
 //! Starting threads and processes: `clone`, `clone3`, `fork`, `vfork`.
 
+use core::cell::Cell;
 use core::sync::atomic::Ordering;
 
 use terrane::sync::Shared;
@@ -220,7 +221,7 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
                 (group, session, grandparent) = (node.group, node.session, node.parent);
             }
             let parent = if has(PARENT) { grandparent } else { parent.id() };
-            tree.add_process(Node { process: process.clone(), parent, group, session, change: None });
+            tree.add_process(Node { process: process.clone(), parent, group, session, change: Cell::new(None) });
         }
         tree.add_thread(thread.clone());
     }
@@ -272,7 +273,7 @@ pub fn first(
     let thread = Thread::try_new(id, process.clone(), private, arch::FpuState::try_new()?, entry)?;
     let mut tree = tree();
     let parent = super::children::NOBODY;
-    tree.add_process(Node { process, parent, group: id, session: id, change: None });
+    tree.add_process(Node { process, parent, group: id, session: id, change: Cell::new(None) });
     tree.add_thread(thread.clone());
     Ok(thread)
 }

@@ -12,43 +12,50 @@ const CLD_CONTINUED: i32 = 6;
 
 /// Stops a process because of `signal`: its threads wait on their way to user mode.
 pub fn stop(process: &Process, signal: u32) {
-    let mut tree = tree();
+    let tree = tree();
     if process.stopped.swap(true, Ordering::SeqCst) {
         return;
     }
     for thread in tree.threads_of(process) {
         super::sched::interrupt(thread);
     }
-    tell_parent(&mut tree, process, Change::Stopped(signal), CLD_STOPPED, signal as i32);
+    note(&tree, process, Change::Stopped(signal));
+    send(&tree, process, CLD_STOPPED, signal);
 }
 
-/// Lets a process go on that is stopped: by `SIGCONT`, as that is sent.
-pub fn go_on(_: &Tree, process: &Process) {
+/// Lets a process go on that is stopped: by `SIGCONT`, as that is sent. Who waits for that learns it at once; the signal to the
+/// parent comes from the process itself.
+pub fn go_on(tree: &Tree, process: &Process) {
     if process.stopped.swap(false, Ordering::SeqCst) {
+        note(tree, process, Change::Continued);
         process.continued.store(true, Ordering::SeqCst);
         process.going_on.wake_all();
     }
 }
 
-/// By a thread of a process that goes on: the parent is told, once.
-pub fn note_continued(process: &Process) {
+/// By a thread of a process that goes on: the parent is sent a signal, once.
+fn note_continued(process: &Process) {
     if process.continued.swap(false, Ordering::SeqCst) {
-        tell_parent(&mut tree(), process, Change::Continued, CLD_CONTINUED, signal::SIGCONT as i32);
+        send(&tree(), process, CLD_CONTINUED, signal::SIGCONT);
     }
 }
 
-fn tell_parent(tree: &mut Tree, process: &Process, change: Change, code: i32, status: i32) {
-    let Some(node) = tree.process_mut(process.id()) else { return };
-    if node.is_zombie() {
-        return;
+/// For who waits for children.
+fn note(tree: &Tree, process: &Process, change: Change) {
+    let Some(node) = tree.process(process.id()).filter(|node| !node.is_zombie()) else { return };
+    node.change.set(Some(change));
+    if let Some(parent) = tree.process(node.parent) {
+        parent.process.children_changed.wake_all();
     }
-    node.change = Some(change);
-    let parent = node.parent;
-    let Some(parent) = tree.process(parent).map(|node| node.process.clone()) else { return };
-    if parent.action(SIGCHLD).flags & SA_NOCLDSTOP == 0 {
-        let _ = signal::send_to_process(tree, &parent, Info::child(code, process.id(), status, (0, 0)));
+}
+
+fn send(tree: &Tree, process: &Process, code: i32, status: u32) {
+    let node = tree.process(process.id()).filter(|node| !node.is_zombie());
+    let Some(parent) = node.and_then(|node| tree.process(node.parent)) else { return };
+    if parent.process.action(SIGCHLD).flags & SA_NOCLDSTOP == 0 {
+        let info = Info::child(code, process.id(), status as i32, (0, 0));
+        let _ = signal::send_to_process(tree, &parent.process, info);
     }
-    parent.children_changed.wake_all();
 }
 
 /// By a thread on its way to user mode: waits while its process is stopped and not to end.

@@ -3,6 +3,7 @@
 //! One lock for all of it, held for a look or a step: starting and ending threads are rare beside what they do in between.
 
 use alloc::vec::Vec;
+use core::cell::Cell;
 use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,14 +38,14 @@ pub struct Node {
     pub parent: u32,
     pub group: u32,
     pub session: u32,
-    /// What its parent has not been told yet.
-    pub change: Option<Change>,
+    /// What its parent has not been told yet. With the tree's lock held.
+    pub change: Cell<Option<Change>>,
 }
 
 impl Node {
     /// It has ended, and its parent has not asked yet.
     pub fn is_zombie(&self) -> bool {
-        matches!(self.change, Some(Change::Ended(_)))
+        matches!(self.change.get(), Some(Change::Ended(_)))
     }
 }
 
