@@ -17,9 +17,9 @@ pub enum Event {
     Stat(String, u64),
     /// A system call that is not there was called for the first time.
     MissingCall(u32, String),
-    /// Something that the user shall see.
+    /// A note of the kernel.
     Log(String),
-    /// Anything else: the kernel's own notes.
+    /// Anything else, from whoever writes to that port.
     Note(String),
 }
 

@@ -390,6 +390,10 @@ pub fn run(request: &Request) -> Result<u8, Failure> {
             },
         })?;
     }
+    if result.is_ok() && ran.ready.is_none() && !request.verbose {
+        // The program did not even start: the kernel has said why.
+        ran.notes.iter().for_each(|note| eprintln!("kernel: {note}"));
+    }
     if let (Ok(_), End::Signal(number)) = (&result, &ran.end) {
         eprintln!("terrane: {} was killed by signal {number} ({})", program.name, signal_name(*number));
     }
@@ -403,8 +407,7 @@ fn tell(event: &Event, verbose: bool) {
             let space = if name.is_empty() { "" } else { " " };
             eprintln!("terrane: system call {number}{space}{name} is not there (ENOSYS)");
         }
-        Event::Log(text) => eprintln!("terrane: {text}"),
-        Event::Note(text) if verbose => eprintln!("kernel: {text}"),
+        Event::Log(text) | Event::Note(text) if verbose => eprintln!("kernel: {text}"),
         Event::Ready(Some(time)) if verbose => {
             eprintln!("kernel: ready after {:.3} s", *time as f64 / 1e9);
         }
@@ -421,6 +424,9 @@ pub fn outcome(ran: &Ran, kernel: &Path, timeout: Option<Duration>) -> Result<u8
     match &ran.end {
         End::Exit(status) => Ok(*status),
         End::Signal(number) => Ok(128 + *number),
+        End::Panic(why, _) if why.contains("too little memory") => {
+            Err(Failure::Request("that is too little memory for the kernel (--memory)".to_owned()))
+        }
         End::Panic(why, frames) => {
             last_notes();
             eprint!("{}", symbols::backtrace(kernel, frames));
