@@ -77,6 +77,16 @@ impl Buffers {
         self.total
     }
 
+    /// Leaves only the first `len` bytes.
+    pub fn shorten(&mut self, len: u64) {
+        self.total = self.total.min(len);
+        let mut left = self.total;
+        for part in self.one.iter_mut().chain(&mut self.many) {
+            part.len = part.len.min(left);
+            left -= part.len;
+        }
+    }
+
     fn parts(&self) -> &[Part] {
         if self.many.is_empty() { &self.one } else { &self.many }
     }

@@ -188,12 +188,15 @@ fn read_to(fd: i32, place: Where, buffers: impl FnOnce() -> Result<Buffers, Errn
     }
 }
 
-/// How many of `len` bytes may be written at `offset` under the limit of the size of files.
-fn within_limit(file: &OpenFile, offset: u64, len: u64) -> Result<(), Errno> {
+/// Leaves of what is to be written at `offset` only what the limit of the size of files allows.
+fn limit(file: &OpenFile, offset: u64, buffers: &mut Buffers) -> Result<(), Errno> {
     let limit = current::file_size_limit();
-    if matches!(file.node.kind, Kind::Regular(_)) && len > 0 && offset >= limit {
-        current::send_signal(current::SIGXFSZ);
-        return Err(Errno::EFBIG);
+    if matches!(file.node.kind, Kind::Regular(_)) && buffers.len() > 0 {
+        if offset >= limit {
+            current::send_signal(current::SIGXFSZ);
+            return Err(Errno::EFBIG);
+        }
+        buffers.shorten(limit - offset);
     }
     Ok(())
 }
@@ -208,7 +211,7 @@ fn write_from(
     if !file.writes() {
         return Err(Errno::EBADF);
     }
-    let buffers = buffers()?;
+    let mut buffers = buffers()?;
     let Kind::Regular(regular) = &file.node.kind else {
         return match place {
             Where::Offset(_) if !has_position(&file) => Err(Errno::ESPIPE),
@@ -225,7 +228,7 @@ fn write_from(
         (Where::Offset(offset), _) => offset,
         (Where::Position, position) => position.as_ref().map_or(0, |position| **position),
     };
-    within_limit(&file, offset, buffers.len())?;
+    limit(&file, offset, &mut buffers)?;
     let done = write_all(&file, offset, &buffers)?;
     if let Some(position) = &mut position {
         **position = offset + done;

@@ -28,6 +28,7 @@ use core::cell::Cell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use layout::{Piece, Pieces};
+use terrane::commit::Overcommit;
 use terrane::host::FrameRange;
 use terrane::machine::{Cpu, Machine};
 use terrane::object::Object as TerraneObject;
@@ -309,6 +310,8 @@ pub fn start(cpus: usize) -> Result<(), OutOfMemory> {
         count: (memory.len() / PAGE_SIZE) as usize,
     };
     let machine = Machine::try_new(KernelHost { frames }, cpus + SPARE)?;
+    // As Linux does unless it is told otherwise.
+    machine.commit().set_mode(Overcommit::Guess);
     MACHINE.store(crate::arch::try_leak(machine)?, Ordering::Release);
     SPARES.lock().0.try_reserve(cpus + SPARE).map_err(|_| OutOfMemory)?;
     if swap.len() > 0 && self::machine().swap_on(Box::new(swap::Region::new(swap))).is_err() {
