@@ -441,7 +441,12 @@ pub fn outcome(ran: &Ran, kernel: &Path, timeout: Option<Duration>) -> Result<u8
         }
         End::Broken(said) => {
             last_notes();
-            let why = if said.is_empty() { "the guest ended without a word" } else { said };
+            let panic = ran.notes.iter().find(|note| note.contains("Kernel panic"));
+            let why = match panic {
+                Some(panic) => panic,
+                None if said.is_empty() => "the guest ended without a word",
+                None => said,
+            };
             Err(Failure::Guest { message: format!("the emulator ended early: {why}"), status: BROKEN })
         }
     }
