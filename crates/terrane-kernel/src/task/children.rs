@@ -41,11 +41,7 @@ fn code_of(status: u32) -> (i32, i32) {
     }
 }
 
-/// The parent of the first process, and of those whose parent has ended. The first process is the user's program, which waits
-/// for its own children and knows of no others; so these go by themselves.
-const NOBODY: u32 = 0;
-
-/// The last thread of a process has gone: its children lose their parent, and its own is told.
+/// The last thread of a process has gone: its children get another parent, and its own is told.
 pub fn has_ended(process: &Shared<Process>) {
     let status = process.exit_status().unwrap_or(0);
     let mut removed = None;
@@ -91,19 +87,6 @@ pub fn has_ended(process: &Shared<Process>) {
         }
     }
     drop(removed);
-    // Orphans that had ended already: nobody waits for them.
-    loop {
-        let mut tree = tree();
-        let dead = tree
-            .processes()
-            .iter()
-            .find(|node| node.parent == NOBODY && node.is_zombie())
-            .map(|node| node.process.id());
-        let Some(id) = dead else { break };
-        let removed = tree.remove_process(id);
-        drop(tree);
-        drop(removed);
-    }
 }
 
 /// What is waited for.
