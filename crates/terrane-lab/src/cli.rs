@@ -54,6 +54,9 @@ enum Command {
         /// Memory of the machine; when it is short, calls may fail for that [default: much and too little in turn]
         #[arg(long, value_name = "MIB", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(4..=65536))]
         memory: Option<u32>,
+        /// Only readers and writers with a quarter of the memory that they use, and a swap device that fails now and then
+        #[arg(long, conflicts_with = "episode")]
+        pressure: bool,
         /// Writes a report as JSON (see docs/json.md); - is standard output, and the text then goes to standard error
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -227,6 +230,7 @@ operations. A thread that ends no operation for a minute counts as wrong.
 Examples:
   terrane soak --seconds 600 --seed 7
   terrane soak --threads 8 --memory 8 --json -
+  terrane soak --pressure --seconds 60
 
 Exit status: 0 every byte was right, 1 something is wrong, 2 wrong arguments, too little memory, a file that cannot be written.";
 
@@ -372,11 +376,12 @@ fn carry_out(command: Command) -> Result<(), Failure> {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
         Command::Bench(selection) => measure("bench", bench::ALL, selection, None),
-        Command::Soak { seconds, seed, threads, memory, episode, json, plant } => soak::run(&soak::Request {
+        Command::Soak { seconds, seed, threads, memory, pressure, episode, json, plant } => soak::run(&soak::Request {
             seconds,
             seed,
             threads: threads.map(usize::from),
             memory: memory.map(u64::from),
+            pressure,
             episode,
             json,
             plant,

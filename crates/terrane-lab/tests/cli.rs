@@ -170,6 +170,26 @@ fn a_soak_notices_damage() {
     }
 }
 
+/// A quarter of the memory, and swap errors: see `docs/proof.md`.
+#[test]
+fn under_pressure_every_byte_is_kept() {
+    let pressure = ["soak", "--pressure", "--seconds", "2", "--seed", "4", "--threads", "4"];
+    let output = terrane(&pressure);
+    let text = String::from_utf8([output.stdout, output.stderr].concat()).expect("UTF-8");
+    assert!(output.status.success() && text.contains("every byte was right"), "{text}");
+    for counter in ["pswpout", "pswpin", "shortages"] {
+        assert!(text.contains(counter), "no {counter} in\n{text}");
+    }
+    for (plant, part) in
+        [("byte", "of memory at"), ("frame", "frames were free, not"), ("file", "of the file is")]
+    {
+        let output = terrane(&[&pressure[..], &["--plant", plant]].concat());
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(1), "{plant}: {text}");
+        assert!(text.contains(part), "{plant}: {text}");
+    }
+}
+
 #[test]
 fn a_report_has_exactly_the_documented_fields() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -8,6 +8,8 @@
 //!   must end in ([`plot`]), whatever the others do. It looks at pages of others too, of which it can say less: each word
 //!   tells whether it belongs where it is. It forks the space and plays on both sides in turn.
 //! * There are pages that **all threads work on** at the same time, with checks that hold under races ([`race`]).
+//! * Every seventh episode, or all of them, are **pressure** ([`pressure`]): readers and writers whose memory is a quarter of what they use,
+//!   with errors of the swap device.
 //! * **Many spaces** fork from each other in a tree ([`family`]), go their own ways, and die.
 //!
 //! In the end the shared file on disk, the sums of shared counters, and the machine's use of frames and records are compared with
@@ -21,6 +23,7 @@ mod family;
 mod log;
 mod player;
 mod plot;
+mod pressure;
 mod race;
 mod world;
 
@@ -53,6 +56,8 @@ pub struct Request {
     pub threads: Option<usize>,
     /// MiB of memory of each machine.
     pub memory: Option<u64>,
+    /// Pressure only.
+    pub pressure: bool,
     /// Always the circumstances of this episode, to hunt what was found in it.
     pub episode: Option<u64>,
     /// Where the JSON report goes.
@@ -93,6 +98,9 @@ const CIRCUMSTANCES: [(bool, bool, Locking); 6] = [
     (true, true, Locking::Classic),
 ];
 
+/// Of so many episodes one is pressure.
+const PRESSURE: u64 = 7;
+
 /// Runs it.
 ///
 /// # Errors
@@ -115,13 +123,15 @@ pub fn run(request: &Request) -> Result<(), Failure> {
     while failure.is_none() && (episodes == 0 || start.elapsed() < total) {
         let terms = terms(request, threads, episodes, total.saturating_sub(start.elapsed()));
         let so_far: u64 = operations.iter().map(|(_, &count)| count).sum();
-        let result = world::episode(&terms, |counts| {
+        let tick = |counts: &[u64; COUNTS.len()]| {
             let done = so_far + counts.iter().sum::<u64>();
             let rate = done as f64 / start.elapsed().as_secs_f64();
             progress.begin(format!("{} operations, {}/s · {terms}", thousands(done), number(rate)));
             progress
                 .advance((start.elapsed().as_millis() as usize / 100).saturating_sub(progress.position()));
-        });
+        };
+        let result =
+            if terms.pressure { pressure::episode(&terms, tick) } else { world::episode(&terms, tick) };
         episodes += 1;
         match result {
             Ok(Outcome { counts, stats }) => {
@@ -213,6 +223,8 @@ fn terms(request: &Request, threads: usize, number: u64, left: Duration) -> Term
         locking,
         placement,
         huge_pages: [HugePages::Madvise, HugePages::Always, HugePages::Never][number as usize / 2 % 3],
+        // The last of seven, so that a short run begins with the others.
+        pressure: request.pressure || number % PRESSURE == PRESSURE - 1,
         time,
         plant: request.plant,
     }

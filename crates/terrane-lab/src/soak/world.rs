@@ -112,6 +112,8 @@ pub struct Terms {
     pub placement: Placement,
     /// Which first touches make huge pages.
     pub huge_pages: HugePages,
+    /// Readers and writers with a quarter of the memory that they use, and a swap device that fails; see `pressure`.
+    pub pressure: bool,
     /// How long it takes.
     pub time: Duration,
     /// The damage to do.
@@ -120,7 +122,11 @@ pub struct Terms {
 
 impl fmt::Display for Terms {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let memory = if self.short { "little memory" } else { "much memory" };
+        let memory = match (self.pressure, self.short) {
+            (true, _) => "memory for a quarter, swap that fails",
+            (false, true) => "little memory",
+            (false, false) => "much memory",
+        };
         let shaken = if self.shaken { ", shaken" } else { "" };
         let classic = if self.locking == Locking::Classic { ", classic lock" } else { "" };
         let placed = if self.placement == Placement::PerCpu { ", per-CPU placement" } else { "" };
@@ -129,14 +135,14 @@ impl fmt::Display for Terms {
             HugePages::Madvise => "",
             HugePages::Never => ", huge pages never",
         };
-        let swap = if self.swaps() { " and swap" } else { "" };
+        let swap = if self.swaps() && !self.pressure { " and swap" } else { "" };
         write!(f, "{memory}{swap}{shaken}{classic}{placed}{huge}")
     }
 }
 
 impl Terms {
     /// How the spaces behave.
-    fn config(&self) -> SpaceConfig {
+    pub(super) fn config(&self) -> SpaceConfig {
         let mut config = SpaceConfig::with_locking(self.locking);
         config.placement = self.placement;
         config.huge_pages = self.huge_pages;
@@ -230,7 +236,7 @@ impl From<Failure> for Ended {
     }
 }
 
-fn broken<E: fmt::Display>(what: &'static str) -> impl Fn(E) -> Failure {
+pub(super) fn broken<E: fmt::Display>(what: &'static str) -> impl Fn(E) -> Failure {
     move |error| Failure::Request(format!("{what}: {error}"))
 }
 
@@ -511,7 +517,7 @@ fn fail(thread: usize, what: String, log: &Log) -> Failed {
     Failed { thread: Some(thread), what, log: log.to_string(), operation: log.operations }
 }
 
-fn words_of(panic: &(dyn Any + Send)) -> &str {
+pub(super) fn words_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without words")
 }
