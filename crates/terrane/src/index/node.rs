@@ -136,6 +136,19 @@ impl<T, const N: usize> Leaf<T, N> {
         self.version.store(odd.wrapping_add(1), Ordering::Release);
     }
 
+    /// The version, if nobody is changing the leaf.
+    #[inline]
+    pub(super) fn version_at_rest(&self) -> Option<u32> {
+        Some(self.version.load(Ordering::Acquire)).filter(|version| version & 1 == 0)
+    }
+
+    /// True when nobody has changed the leaf since it had this version.
+    #[inline]
+    pub(super) fn is_still(&self, version: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
     /// What `look` makes of one state of the leaf. It may run several times, and on mixtures of states, whose results
     /// are thrown away: it must not follow pointers. Writes nothing, unless the leaf changes all the time.
     #[inline]

@@ -3,7 +3,7 @@
 //! The protocol is in the head of [the index](super).
 
 use super::gaps::Counted;
-use super::node::{Held, Item};
+use super::node::{Held, Item, Leaf, Node};
 use super::reserve::Reserve;
 use super::shape::scant;
 use super::{Entry, Index};
@@ -24,6 +24,21 @@ pub enum Alone {
     /// More must be looked at or changed than one leaf.
     Unclear,
 }
+
+/// What lies at the near end of the leaf beside, and the state of that leaf.
+struct Outer<'p, T, const N: usize> {
+    leaf: &'p Leaf<T, N>,
+    version: u32,
+    item: Item<T>,
+}
+
+impl<T, const N: usize> Clone for Outer<'_, T, N> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T, const N: usize> Copy for Outer<'_, T, N> {}
 
 /// A change of one entry under the lock of its leaf: what [`Index::edit`] hands out.
 ///
@@ -174,7 +189,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         pin: &Pin<'_>,
         range: AddrRange,
         entry: NonNull<T>,
-        joins: impl FnOnce(Option<&T>, Option<&T>) -> bool,
+        joins: impl Fn(Option<&T>, Option<&T>) -> bool,
     ) -> Alone {
         let done = self.insert_at_once(pin, range, entry, |below, above| !joins(below, above));
         if done == Alone::Inserted {
@@ -185,27 +200,69 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     /// The same for a caller that need not hold the range: `may` runs under the lock of the leaf, once the range has been found free,
     /// and decides. Needs no nodes.
+    ///
+    /// Where the range touches the border of the leaf, the leaf beside is looked at before, and has not changed when the entry goes
+    /// in: a run of mappings begins each leaf so.
     #[inline]
     pub fn insert_at_once(
         &self,
         pin: &Pin<'_>,
         range: AddrRange,
         entry: NonNull<T>,
-        may: impl FnOnce(Option<&T>, Option<&T>) -> bool,
+        mut may: impl FnMut(Option<&T>, Option<&T>) -> bool,
     ) -> Alone {
+        let mut outer = [None; 2];
+        match self.insert_beside(pin, range, entry, outer, &mut may) {
+            Err(borders) => {
+                let edges = [range.start.wrapping_sub(1), range.end];
+                for (which, edge) in edges.into_iter().enumerate().filter(|&(which, _)| borders[which]) {
+                    outer[which] = self.peek(pin, edge, which == 1);
+                }
+                self.insert_beside(pin, range, entry, outer, &mut may).unwrap_or(Alone::Unclear)
+            }
+            Ok(done) => done,
+        }
+    }
+
+    /// The first (`first`) or last entry of the leaf of `addr`, with the version of the leaf; `None` when it is being changed, or
+    /// empty. Waits for nobody.
+    #[cold]
+    fn peek<'p>(&'p self, pin: &'p Pin<'_>, addr: u64, first: bool) -> Option<Outer<'p, T, N>> {
+        let leaf = self.leaf_of(pin, addr);
+        let version = leaf.version_at_rest()?;
+        let rank = if first { 0 } else { leaf.len().checked_sub(1)? };
+        let item = leaf.item(rank);
+        let is_it = leaf.len() > 0 && leaf.covers(addr) && !leaf.is_obsolete() && leaf.is_still(version);
+        is_it.then_some(Outer { leaf, version, item })
+    }
+
+    /// One attempt, with what is known of the leaves beside. Of which it would have to know more it says by `Err`: the one below,
+    /// the one above.
+    #[inline]
+    fn insert_beside<'p>(
+        &'p self,
+        pin: &'p Pin<'_>,
+        range: AddrRange,
+        entry: NonNull<T>,
+        outer: [Option<Outer<'p, T, N>>; 2],
+        may: &mut impl FnMut(Option<&T>, Option<&T>) -> bool,
+    ) -> Result<Alone, [bool; 2]> {
         let AddrRange { start, end } = range;
         debug_assert!(is_page_aligned(start) && is_page_aligned(end) && start < end);
         let leaf = self.lock_leaf(pin, start);
         let (rank, len) = (leaf.rank(start), leaf.len());
         if len == N || end > leaf.high() {
-            return Alone::Unclear;
+            return Ok(Alone::Unclear);
         }
         let entry_at = |rank: usize| {
             // SAFETY: in place under the pin, so not yet freed (contract of `Entry`).
             unsafe { leaf.entry(rank).as_ref() }
         };
+        // SAFETY: in place under the pin when it was looked at, so not yet freed (contract of `Entry`).
+        let outside = |outer: &Outer<'p, T, N>| unsafe { outer.item.entry.as_ref() };
+        let mut borders = [false; 2];
         let below = match rank.checked_sub(1).map(|below| (below, leaf.end(below))) {
-            Some((_, bottom)) if bottom > start => return Alone::Taken,
+            Some((_, bottom)) if bottom > start => return Ok(Alone::Taken),
             Some((below, bottom)) => {
                 if bottom == start {
                     entry_at(below)
@@ -215,29 +272,57 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             }
             // Entries lie in the spans of their leaves, so nothing of another one touches the range.
             None if leaf.low() < start => None,
-            None => return Alone::Unclear,
+            None => match &outer[0] {
+                Some(low) => outside(low).filter(|_| low.item.end == start),
+                None => {
+                    borders[0] = true;
+                    None
+                }
+            },
         };
-        let above = if rank < len {
-            let top = leaf.start(rank);
-            let Some(room) = top.checked_sub(end) else { return Alone::Taken };
-            // The record of what is far away is none of our business, and a cache miss.
-            let near = if room < T::GUARD_MAX { entry_at(rank) } else { None };
-            if near.is_some_and(|near| room < near.guard_below()) {
-                return Alone::Taken;
-            }
-            near.filter(|_| room == 0)
+        let top = if rank < len {
+            Some((leaf.start(rank), rank))
         } else if leaf.high() - end >= T::GUARD_MAX {
             None
         } else {
-            return Alone::Unclear;
+            match &outer[1] {
+                // The leaf beside is the next one, and what lies first in it is the next entry.
+                Some(high) if high.leaf.low() == leaf.high() => Some((high.item.start, N)),
+                _ => {
+                    borders[1] = true;
+                    None
+                }
+            }
         };
+        if borders != [false; 2] {
+            return Err(borders);
+        }
+        let mut above = None;
+        if let Some((top, rank)) = top {
+            let Some(room) = top.checked_sub(end) else { return Ok(Alone::Taken) };
+            // The record of what is far away is none of our business, and a cache miss.
+            let near = match &outer[1] {
+                _ if room >= T::GUARD_MAX => None,
+                Some(high) if rank == N => outside(high),
+                _ => entry_at(rank),
+            };
+            if near.is_some_and(|near| room < near.guard_below()) {
+                return Ok(Alone::Taken);
+            }
+            above = near.filter(|_| room == 0);
+        }
         if !may(below, above) {
-            return Alone::Unclear;
+            return Ok(Alone::Unclear);
+        }
+        // After `may`, which has seen that nobody who might have changed them holds a range here.
+        if outer.iter().flatten().any(|outer| !outer.leaf.is_still(outer.version) || outer.leaf.is_obsolete())
+        {
+            return Ok(Alone::Unclear);
         }
         leaf.insert(rank, Item { start, end, entry: entry.as_ptr() });
         drop(leaf);
         self.len.add(pin.cpu(), 1);
-        Alone::Inserted
+        Ok(Alone::Inserted)
     }
 
     /// Takes the entry of exactly `range` out, for a caller that need not hold the range: `may` runs under the lock of the leaf,
