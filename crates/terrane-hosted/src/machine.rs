@@ -255,11 +255,12 @@ impl HostedMachine {
         Ok(object)
     }
 
-    /// Swaps to the file at `path`, of `bytes` bytes, from now on; it is made if it is not there.
+    /// Swaps to the file at `path`, of `bytes` bytes, from now on; it is made if it is not there. Returns the number by which
+    /// [`Machine::swap_off`] takes it out of use.
     ///
     /// # Errors
-    /// As [`SwapFile::create`], and [`HostedError::Refused`] when the machine has a swap device already.
-    pub fn swap_on(&self, path: impl AsRef<Path>, bytes: u64) -> Result<(), HostedError> {
+    /// As [`SwapFile::create`], and [`HostedError::Refused`] when the machine has had eight swap devices.
+    pub fn swap_on(&self, path: impl AsRef<Path>, bytes: u64) -> Result<u32, HostedError> {
         Ok(self.0.swap_on(Box::new(SwapFile::create(path, bytes)?))?)
     }
 

@@ -730,7 +730,7 @@ fn reclaim_and_swap_allocate_nothing() {
         let device = Box::new(Slots(Mutex::new(vec![0; 512 * PAGE_SIZE as usize])));
         let (result, failed) = failing_at(n, || machine.swap_on(device));
         match result {
-            Ok(()) => break,
+            Ok(_) => break,
             Err(error) => assert_eq!((error, failed), (Error::NoMemory, true)),
         }
     }

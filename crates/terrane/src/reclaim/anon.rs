@@ -261,10 +261,13 @@ pub(super) fn migrate<H: Host>(cpu: &Cpu<H>, frame: Frame, to: Frame) -> bool {
         let pin = cpu.pin();
         swap.move_to(&machine.ram(&pin), leaving, to)
     };
-    for_each_mapping(cpu, if moved { to } else { frame }, |mm, ram, addr, walk| {
-        map_again(mm, ram, addr, walk)
-    });
+    map_back(cpu, if moved { to } else { frame });
     moved
+}
+
+/// Makes entries that say that a page is swapped out, which is in `frame`, map it: those that can be had.
+pub(super) fn map_back<H: Host>(cpu: &Cpu<H>, frame: Frame) {
+    for_each_mapping(cpu, frame, |mm, ram, addr, walk| map_again(mm, ram, addr, walk));
 }
 
 /// Makes an entry that says `Swap` map the page, which is in memory, if nothing speaks against it.

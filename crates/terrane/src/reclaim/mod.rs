@@ -46,6 +46,7 @@ mod advice;
 mod anon;
 mod file;
 mod migrate;
+mod swapoff;
 
 pub use advice::page_out;
 pub use migrate::migrate;

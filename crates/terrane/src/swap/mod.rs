@@ -48,6 +48,13 @@
 //! Shared memory without a file swaps its pages too: the slot of the page cache says so instead of an entry
 //! ([`object`](crate::object)). There a fault waits for the writing, since the page is taken out of use first.
 //!
+//! # Devices
+//!
+//! The number of a slot says which device it is on. A device that goes out of use is closed first, so that it takes no more pages; then its slots are
+//! gone over, and each page is read ([`reclaim::swap_off`](crate::reclaim)): the entries of a private one are made to map it, as far as
+//! they may be had, and a slot that is left knows its page in memory. So at the end the device has nothing that is not elsewhere, and is asked for
+//! nothing. Who takes a slot looks at the device after, and who closes a device looks at the slots after: Dekker's pattern.
+//!
 //! # Who may break it
 //!
 //! Whoever looks at what is behind a `Page` entry without owning it: it may be swapped out and free the next moment.
@@ -61,6 +68,7 @@ use crate::host::{Host, IoError};
 use crate::machine::{Cpu, Machine};
 use crate::stats::Counter;
 use crate::sync::Pin;
+use crate::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::sync::once::SetOnce;
 use alloc::boxed::Box;
 use core::slice;
@@ -84,13 +92,19 @@ pub trait SwapDevice: Send + Sync + 'static {
     fn write(&self, slot: u32, page: &[u8]) -> Result<(), IoError>;
 }
 
-/// The swap of a machine: nothing at first, then one device.
+/// The swap of a machine: nothing at first, then up to eight devices in its life, each until it is taken out of use. The first that has a free
+/// slot takes a page.
 pub struct Swap {
-    area: SetOnce<Area>,
+    /// In the order in which they came.
+    areas: [SetOnce<Area>; AREAS],
     /// Slots without a device, for pages that are moved.
     transit: Slots,
 }
 
+/// Devices at most.
+const AREAS: usize = 8;
+/// Slots of a device at most, as a power of two: a device's number is in the bits above.
+const AREA_SHIFT: u32 = 29;
 /// The number of the first slot without a device: behind all that devices have.
 const TRANSIT: u64 = 1 << 32;
 /// Pages that can be on the move at a time; slots of pages that nobody has touched since are among them.
@@ -99,6 +113,22 @@ const TRANSIT_SLOTS: usize = if cfg!(terrane_loom) { 4 } else { 1024 };
 struct Area {
     device: Box<dyn SwapDevice>,
     slots: Slots,
+    /// Takes no more pages.
+    off: AtomicBool,
+}
+
+/// What is to be done for a slot of a device that goes out of use.
+pub(crate) enum Emptying {
+    /// Nothing: it is free.
+    Free,
+    /// Somebody is at work on it.
+    Busy,
+    /// The page is in memory.
+    Known(Frame),
+    /// It must be read; the caller has become a helper and goes to [`Swap::read_in`].
+    Away,
+    /// It is this page of the object at this address, if that is not at its end.
+    Object(*mut (), u64),
 }
 
 /// What a fault finds behind an entry that says `Swap`.
@@ -139,28 +169,38 @@ pub(crate) enum Left {
 impl Swap {
     pub(crate) fn try_new(cpus: usize) -> Result<Self, OutOfMemory> {
         let transit = Slots::try_new(TRANSIT, TRANSIT_SLOTS, cpus)?;
-        Ok(Self { area: SetOnce::new(), transit })
+        Ok(Self { areas: core::array::from_fn(|_| SetOnce::new()), transit })
     }
 
+    /// The devices there are, in use or not.
+    fn areas(&self) -> impl Iterator<Item = &Area> {
+        self.areas.iter().map_while(SetOnce::get)
+    }
+
+    /// The device of slot `number`.
     #[inline]
-    fn area(&self) -> Option<&Area> {
-        self.area.get()
+    fn area_of(&self, number: u64) -> Option<&Area> {
+        self.areas.get(usize::try_from(number >> AREA_SHIFT).ok()?)?.get()
     }
 
     /// True when pages can be swapped out.
     #[inline]
     pub fn is_on(&self) -> bool {
-        self.area().is_some()
+        self.areas().any(Area::is_on)
     }
 
-    /// Slots of the device, and how many of them are in use; exact at rest.
+    /// Slots of the devices in use, and how many of them are taken; exact at rest. Of a device that is out of use those count that name
+    /// pages in memory.
     pub fn usage(&self) -> (usize, usize) {
-        self.area().map_or((0, 0), |area| (area.slots.total(), area.slots.used()))
+        self.areas().fold((0, 0), |(total, used), area| {
+            let slots = if area.is_on() { area.slots.total() } else { area.slots.used() };
+            (total + slots, used + area.slots.used())
+        })
     }
 
     /// The slots of which `number` is one.
     fn slots(&self, number: u64) -> Option<&Slots> {
-        if number >= TRANSIT { Some(&self.transit) } else { self.area().map(|area| &area.slots) }
+        if number >= TRANSIT { Some(&self.transit) } else { self.area_of(number).map(|area| &area.slots) }
     }
 
     fn lock(&self, number: u64, pin: &Pin<'_>) -> Option<Locked<'_>> {
@@ -254,7 +294,7 @@ impl Swap {
     /// [`FaultError::Io`], [`FaultError::OutOfMemory`].
     pub(crate) fn read_in<H: Host>(&self, cpu: &Cpu<H>, number: u64) -> Result<(), FaultError> {
         let machine = &**cpu.machine();
-        let Some(area) = self.area() else { return Err(FaultError::Io) };
+        let Some(area) = self.area_of(number) else { return Err(FaultError::Io) };
         let begun = {
             let pin = cpu.pin();
             let needed = |slot: &Locked<'_>| slot.frame().is_none() && slot.entries() > 0;
@@ -298,7 +338,16 @@ impl Swap {
 
     /// Takes a slot for a private page; `None` when all are in use, or there is no device.
     pub(crate) fn begin<H: Host>(&self, ram: &Ram<'_, H>) -> Option<u64> {
-        self.area()?.slots.allocate(ram.pin.cpu())
+        self.areas().filter(|area| area.is_on()).find_map(|area| {
+            let number = area.slots.allocate(ram.pin.cpu())?;
+            // Dekker's pattern: slot taken, fence, device looked at; device marked, fence, slots looked at.
+            fence(Ordering::SeqCst);
+            if mutant!("swap_off_not_seen", area.is_on(), true) {
+                return Some(number);
+            }
+            self.cancel(ram, number);
+            None
+        })
     }
 
     /// Takes a slot without a device, for a page that is to be moved; `None` when all are in use.
@@ -362,7 +411,8 @@ impl Swap {
 
     /// The same for a page that a slot knows already: for who found it by its number. The page may be mapped or not.
     pub(crate) fn leave_again<H: Host>(&self, ram: &Ram<'_, H>, frame: Frame) -> Option<Leaving> {
-        let slot = self.area()?.slots.lock_of(ram.frames, frame, ram.pin.cpu())?;
+        let number = ram.meta(frame).spare().checked_sub(1).filter(|&number| number < TRANSIT)?;
+        let slot = self.area_of(number)?.slots.lock_of(ram.frames, frame, ram.pin.cpu())?;
         // The slot has a reference, and keeps it while it is locked.
         let meta = ram.meta(frame);
         if !meta.try_lock() {
@@ -394,7 +444,7 @@ impl Swap {
         let Leaving { slot: number, frame } = leaving;
         let meta = machine.frames().meta(frame);
         // The slot's reference and ours; who maps it holds one more.
-        let device = self.area().filter(|_| write && number < TRANSIT && meta.references() <= 2);
+        let device = self.area_of(number).filter(|area| area.is_on() && write && meta.references() <= 2);
         let result = device.map(|area| area.write(machine, number, frame));
         let pin = cpu.pin();
         let ram = machine.ram(&pin);
@@ -428,19 +478,21 @@ impl Swap {
     /// [`Error::NoMemory`] without a free slot, [`Error::Io`].
     pub(crate) fn store<H: Host>(&self, cpu: &Cpu<H>, frame: Frame) -> Result<u32, Error> {
         let machine = &**cpu.machine();
-        let area = self.area().ok_or(Error::NoMemory)?;
         let number = {
             let pin = cpu.pin();
             let number = self.begin(&machine.ram(&pin)).ok_or(Error::NoMemory)?;
             if let Some(slot) = self.lock(number, &pin) {
+                let meta = machine.frames().meta(frame);
                 slot.add_entry();
-                slot.remove_helper();
+                slot.set_object(meta.owner(), meta.index());
             }
             number
         };
+        let area = self.area_of(number).ok_or(Error::NoMemory)?;
         let result = area.write(machine, number, frame);
         let pin = cpu.pin();
         let ram = machine.ram(&pin);
+        self.cancel(&ram, number);
         ram.count(if result.is_ok() { Counter::PswpOut } else { Counter::SwapWriteError });
         if result.is_err() {
             self.release(&ram, number as u32);
@@ -455,7 +507,7 @@ impl Swap {
     /// [`FaultError::Io`].
     pub(crate) fn load<H: Host>(&self, cpu: &Cpu<H>, number: u32, frame: Frame) -> Result<(), FaultError> {
         let machine = &**cpu.machine();
-        let area = self.area().ok_or(FaultError::Io)?;
+        let area = self.area_of(number.into()).ok_or(FaultError::Io)?;
         let result = area.read(machine, number.into(), frame);
         let pin = cpu.pin();
         machine.stats().count(&pin, if result.is_ok() { Counter::PswpIn } else { Counter::SwapReadError });
@@ -471,20 +523,78 @@ impl Swap {
     }
 }
 
+impl Swap {
+    /// Lets device `device` take no more pages; returns the number of its first slot, and how many there are.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is none with this number, or it is out of use already.
+    pub(crate) fn close(&self, device: u32) -> Result<(u64, u64), Error> {
+        let area = self.areas.get(device as usize).and_then(SetOnce::get).ok_or(Error::Invalid)?;
+        if area.off.swap(true, Ordering::SeqCst) {
+            return Err(Error::Invalid);
+        }
+        fence(Ordering::SeqCst);
+        Ok((u64::from(device) << AREA_SHIFT, area.slots.total() as u64))
+    }
+
+    /// Lets a device that was just [closed](Self::close) take pages again.
+    pub(crate) fn reopen(&self, device: u32) {
+        if let Some(area) = self.areas.get(device as usize).and_then(SetOnce::get) {
+            area.off.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// What is to be done for slot `number` of a closed device. `own` is called with the slot locked, and so while an object that it names
+    /// has not gone.
+    pub(crate) fn empty<H: Host, R>(
+        &self,
+        ram: &Ram<'_, H>,
+        number: u64,
+        own: impl FnOnce(Emptying) -> R,
+    ) -> R {
+        let Some(slot) = self.slots(number).and_then(|slots| slots.lock_if_used(number, ram.pin.cpu()))
+        else {
+            return own(Emptying::Free);
+        };
+        // Who writes may forget the frame when that is done.
+        let found = if slot.has_helpers() {
+            Emptying::Busy
+        } else if let Some((object, index)) = slot.object() {
+            Emptying::Object(object, index)
+        } else if let Some(frame) = slot.frame() {
+            Emptying::Known(frame)
+        } else {
+            slot.add_helper();
+            Emptying::Away
+        };
+        own(found)
+    }
+}
+
 impl Area {
+    fn is_on(&self) -> bool {
+        !self.off.load(Ordering::SeqCst)
+    }
+
     fn read<H: Host>(&self, machine: &Machine<H>, number: u64, frame: Frame) -> Result<(), IoError> {
         let bytes = machine.host().bytes(frame);
         // SAFETY: a page of memory; the frame is the caller's, and nobody looks inside before it is read.
         self.device
-            .read(number as u32, unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), PAGE_SIZE as usize) })
+            .read(slot_of(number), unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), PAGE_SIZE as usize) })
     }
 
     fn write<H: Host>(&self, machine: &Machine<H>, number: u64, frame: Frame) -> Result<(), IoError> {
         let bytes = machine.host().bytes(frame);
         // SAFETY: a page of memory that stands still: nothing maps it writable, and nothing will while the caller has a
         // reference or keeps the page out of use.
-        self.device.write(number as u32, unsafe { slice::from_raw_parts(bytes.as_ptr(), PAGE_SIZE as usize) })
+        self.device
+            .write(slot_of(number), unsafe { slice::from_raw_parts(bytes.as_ptr(), PAGE_SIZE as usize) })
     }
+}
+
+/// The number of a slot on its device.
+fn slot_of(number: u64) -> u32 {
+    (number & ((1 << AREA_SHIFT) - 1)) as u32
 }
 
 #[cfg(terrane_watch)]
@@ -492,20 +602,35 @@ impl crate::names::Describe for Swap {
     fn describe(&self, names: &mut crate::names::Names) {
         names.leaf(self);
         names.field("transit", &self.transit);
-        if let Some(area) = self.area() {
+        for area in self.areas() {
             names.field("slots", &area.slots);
         }
     }
 }
 
 impl<H: Host> Machine<H> {
-    /// Swaps to `device` from now on, for as long as the machine lives. Takes 32 bytes a slot from the allocator, and touches almost
-    /// none of them.
+    /// Swaps to `device` from now on, until [`swap_off`](Self::swap_off); returns its number. Takes 32 bytes a slot from the allocator, and touches
+    /// almost none of them. Of more than 2^29 slots the rest is not used.
     ///
     /// # Errors
-    /// [`Error::NoMemory`]; [`Error::Exists`] when there is a device already.
-    pub fn swap_on(&self, device: Box<dyn SwapDevice>) -> Result<(), Error> {
-        let slots = Slots::try_new(0, device.slots() as usize, self.epoch().capacity())?;
-        self.swap().area.set(Area { device, slots })
+    /// [`Error::NoMemory`]; [`Error::Exists`] when there have been eight devices.
+    pub fn swap_on(&self, device: Box<dyn SwapDevice>) -> Result<u32, Error> {
+        let count = device.slots().min(1 << AREA_SHIFT) as usize;
+        let mut device = Some(device);
+        for (number, place) in (0..).zip(&self.swap().areas) {
+            if place.get().is_some() {
+                continue;
+            }
+            let slots = Slots::try_new(u64::from(number) << AREA_SHIFT, count, self.epoch().capacity())?;
+            let Some(taken) = device.take() else { break };
+            let area = Area { device: taken, slots, off: AtomicBool::new(false) };
+            match place.set_or_return(area) {
+                Ok(()) => return Ok(number),
+                // Another was faster here.
+                Err((Error::Exists, area)) => device = Some(area.device),
+                Err((error, _)) => return Err(error),
+            }
+        }
+        Err(Error::Exists)
     }
 }

@@ -39,6 +39,8 @@ const USED: u32 = 1;
 const LOCKED: u32 = 2;
 /// No frame.
 const NONE: u32 = u32::MAX;
+/// No frame, and never one: the entry is a slot of a page cache, and the owner an object.
+const OF_OBJECT: u32 = u32::MAX - 1;
 
 /// What is known about one slot: 32 bytes. Everything but `state` changes under the lock.
 pub(super) struct Slot {
@@ -212,7 +214,24 @@ impl Locked<'_> {
 
     pub(super) fn frame(&self) -> Option<Frame> {
         let frame = self.slot.frame.load(Ordering::Relaxed);
-        (frame != NONE).then_some(Frame(frame))
+        (frame < OF_OBJECT).then_some(Frame(frame))
+    }
+
+    /// True when somebody reads or writes it at the moment.
+    pub(super) fn has_helpers(&self) -> bool {
+        self.slot.helpers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Remembers that the page is one of an object, and which.
+    pub(super) fn set_object(&self, object: *mut (), index: u64) {
+        self.set_identity(object, index);
+        self.slot.frame.store(OF_OBJECT, Ordering::Relaxed);
+    }
+
+    /// The object and the number of the page there, if it is one of an object.
+    pub(super) fn object(&self) -> Option<(*mut (), u64)> {
+        let is = self.slot.frame.load(Ordering::Relaxed) == OF_OBJECT;
+        is.then(|| (self.slot.owner.load(Ordering::Relaxed), self.slot.index.load(Ordering::Relaxed)))
     }
 
     /// One entry more. False at four billion.

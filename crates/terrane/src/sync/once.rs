@@ -38,19 +38,24 @@ impl<T> SetOnce<T> {
     /// # Errors
     /// [`Error::NoMemory`]; [`Error::Exists`] when it is set already.
     pub(crate) fn set(&self, value: T) -> Result<(), Error> {
+        self.set_or_return(value).map_err(|(error, _)| error)
+    }
+
+    /// Sets the value, or gives it back with the reason.
+    pub(crate) fn set_or_return(&self, value: T) -> Result<(), (Error, T)> {
         // SAFETY: the layout has a size, as asserted.
         let place = unsafe { alloc(Layout::new::<T>()) }.cast::<T>();
         if place.is_null() {
-            return Err(Error::NoMemory);
+            return Err((Error::NoMemory, value));
         }
         // SAFETY: just allocated for this type.
         unsafe { place.write(value) };
         let set = self.value.compare_exchange(ptr::null_mut(), place, Ordering::AcqRel, Ordering::Relaxed);
         if set.is_err() {
             // SAFETY: allocated above as a box is, and known to nobody.
-            drop(unsafe { Box::from_raw(place) });
+            return Err((Error::Exists, *unsafe { Box::from_raw(place) }));
         }
-        set.map(drop).map_err(|_| Error::Exists)
+        Ok(())
     }
 }
 
