@@ -4,8 +4,8 @@
 //! table in five bits of its attributes ([`NUMBER`]): so merging compares policies for free, a fault reads the number with the rest, and a space
 //! has at most 31 different ones. Places are not given back while the space lives: they say what they say for good.
 //!
-//! A policy is for pages that are made from now on: first touches and copies. Pages that are read back from swap, and pages of objects, come from
-//! where the CPU is. Memory with a policy gets no huge pages.
+//! A policy is for pages that are made from now on: first touches and copies. A page of shared memory is made by the policy of the mapping that
+//! touches it first. Pages that are read, from swap or a file, come from where the CPU is. Memory with a policy gets no huge pages.
 
 use super::Mm;
 use crate::addr::{Frame, PAGE_SHIFT};
@@ -160,6 +160,15 @@ impl<H: Host> Mm<H> {
         match self.policies.of(flags) {
             Policy::DEFAULT => ram.allocate(),
             policy => policy.allocate(ram, addr >> PAGE_SHIFT),
+        }
+    }
+
+    /// The same, all zeros.
+    #[inline]
+    pub(crate) fn allocate_zeroed_page(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
+        match self.policies.of(flags) {
+            Policy::DEFAULT => ram.allocate_zeroed(),
+            policy => policy.allocate(ram, addr >> PAGE_SHIFT).inspect(|&frame| ram.zero(frame)),
         }
     }
 

@@ -48,7 +48,7 @@ pub use cache::Slots;
 
 use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError, OutOfMemory};
-use crate::frame::FrameFlags;
+use crate::frame::{FrameFlags, Ram};
 use crate::host::{File, FrameRange, Host};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence, note_write};
@@ -304,13 +304,23 @@ impl<H: Host> Object<H> {
     /// [`FaultError::OutOfMemory`]; [`FaultError::Refused`] when no more memory may be promised; [`FaultError::BeyondEnd`] when the object
     /// has been cut short meanwhile: [`read_in`](Self::read_in) settles that.
     pub fn make_page(&self, pin: &Pin<'_>, index: u64) -> Result<Option<Frame>, FaultError> {
+        self.make_page_of(pin, index, |ram| ram.allocate_zeroed())
+    }
+
+    /// The same with a frame, all zeros, from `allocate`.
+    pub(crate) fn make_page_of(
+        &self,
+        pin: &Pin<'_>,
+        index: u64,
+        allocate: impl FnOnce(&Ram<'_, H>) -> Option<Frame>,
+    ) -> Result<Option<Frame>, FaultError> {
         debug_assert!(!self.is_file());
         if !self.may_charge() {
             return Err(FaultError::Refused);
         }
         let ram = self.machine.ram(pin);
         let slot = self.pages.make_slot(pin, index)?;
-        let frame = ram.allocate_zeroed().ok_or(OutOfMemory)?;
+        let frame = allocate(&ram).ok_or(OutOfMemory)?;
         let meta = ram.frames.meta(frame);
         meta.set_owner(ptr::from_ref(self).cast_mut().cast());
         meta.set_index(index);

@@ -28,7 +28,7 @@ bitflags::bitflags! {
 }
 
 impl<H: Host> AddressSpace<H> {
-    /// `mbind`: private pages of `len` bytes at `addr` are made by `policy` from now on. O(VMAs), with flags O(pages).
+    /// `mbind`: pages of `len` bytes at `addr`, private or of shared memory, are made by `policy` from now on. O(VMAs), with flags O(pages).
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unaligned address, a range that wraps, a policy that names nodes that are not there or none where

@@ -156,3 +156,44 @@ fn memory_bound_to_a_full_node_is_swapped_and_others_stay() {
     space.destroy(cpu);
     bench.assert_nothing_left();
 }
+
+#[test]
+fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
+    let bench = bench();
+    let cpu = &bench.cpu;
+    let space = bench.space(SpaceConfig::default());
+    let at = space.map(cpu, MapRequest::shared_anonymous(40 * PAGE_SIZE, RW)).unwrap();
+    let set = |from: u64, to: u64, policy, flags| {
+        space.set_policy(cpu, at + from * PAGE_SIZE, (to - from) * PAGE_SIZE, policy, flags)
+    };
+    let node = |n: u64| space.node_at(cpu, at + n * PAGE_SIZE);
+    set(0, 10, policy(PolicyMode::Bind, 1), PolicyFlags::empty()).unwrap();
+    set(10, 20, policy(PolicyMode::Interleave, 5), PolicyFlags::empty()).unwrap();
+    set(20, 30, policy(PolicyMode::Preferred, 4), PolicyFlags::empty()).unwrap();
+    for n in 0..40 {
+        if n % 2 == 0 {
+            bench.store(&space, at + n * PAGE_SIZE, n).unwrap();
+        }
+        assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(if n % 2 == 0 { n } else { 0 }));
+    }
+    for n in 0..10 {
+        let turn = [0, 2][((at >> PAGE_SHIFT) + n + 10) as usize % 2];
+        let nodes = [node(n), node(n + 10), node(n + 20), node(n + 30)];
+        assert_eq!(nodes, [Some(0), Some(turn), Some(2), Some(1)], "page {n}");
+    }
+    // They move as others do.
+    set(0, 40, policy(PolicyMode::Interleave, 3), PolicyFlags::MOVE | PolicyFlags::STRICT).unwrap();
+    for n in 0..40 {
+        // Not mapped before it is touched.
+        assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(if n % 2 == 0 { n } else { 0 }));
+        assert_eq!(node(n), Some(((at >> PAGE_SHIFT) + n) as usize % 2));
+    }
+    // A node that is full is none, for who is bound to it.
+    let more = space.map(cpu, MapRequest::shared_anonymous(200 * PAGE_SIZE, RW)).unwrap();
+    space.set_policy(cpu, more, 200 * PAGE_SIZE, policy(PolicyMode::Bind, 4), PolicyFlags::empty()).unwrap();
+    let end = (0..200).find(|n| bench.store(&space, more + n * PAGE_SIZE, 1).is_err()).unwrap();
+    assert!(end > 80 && end <= 100, "{end}");
+    assert_eq!(bench.store(&space, more + end * PAGE_SIZE, 1), Err(FaultError::OutOfMemory));
+    space.destroy(cpu);
+    bench.assert_nothing_left();
+}
