@@ -767,7 +767,7 @@ fn devices_come_and_go_beside_faults_and_reclaim() {
                             store(&cpu, space, addr, value).unwrap();
                             last[n as usize] = value;
                         }
-                        2 if n % 50 == 0 => drop(space.fork(&cpu)),
+                        2 if n.is_multiple_of(50) => drop(space.fork(&cpu)),
                         _ => assert_eq!(load(&cpu, space, addr), Ok(last[n as usize])),
                     }
                 }
