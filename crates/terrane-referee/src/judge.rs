@@ -1,11 +1,11 @@
 //! Carrying a script out on both sides, and comparing after each operation.
 
+use crate::deliberate;
 use crate::kernel::{Kernel, KernelError};
-use crate::machine::Terrane;
+use crate::machine::{FILED, Terrane};
 use crate::operation::{Op, Outcome};
 use crate::script::{PROCESSES, Script, Setup, line};
-use crate::view::{Area, canonical};
-use crate::{deliberate, machine};
+use crate::view::{Area, Counts, Shows, canonical};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -31,6 +31,8 @@ pub enum What {
     Present,
     /// The attributes of mappings.
     Flags,
+    /// What `smaps` counts.
+    Counts,
     /// Frames that are not given back in the end.
     Frames,
     /// Terrane panicked.
@@ -69,8 +71,12 @@ pub struct Judge {
     setup: Setup,
     living: [bool; PROCESSES],
     acting: usize,
-    /// Whether any process was forked in this script.
-    has_forked: bool,
+    /// Whether anything may be dropped at any time (`MADV_FREE`, `MAP_DROPPABLE`): what paging it out does cannot be foretold.
+    has_freed: bool,
+    /// Whether pages of files may have been paged out.
+    has_paged_out: bool,
+    /// Whether pages may be in swap on one side only.
+    is_loose: bool,
     /// Whether Terrane has panicked.
     has_panicked: bool,
     /// Operations so far in this script.
@@ -80,7 +86,7 @@ pub struct Judge {
 }
 
 /// How often the attributes of mappings are compared, and the other processes.
-const NOW_AND_THEN: usize = 16;
+const NOW_AND_THEN: usize = 32;
 
 impl Judge {
     /// A judge with these sides.
@@ -91,7 +97,9 @@ impl Judge {
             setup: Setup::of_pages(64),
             living: [false; PROCESSES],
             acting: 0,
-            has_forked: false,
+            has_freed: false,
+            has_paged_out: false,
+            is_loose: false,
             has_panicked: false,
             at: 0,
             areas: Vec::new(),
@@ -104,7 +112,8 @@ impl Judge {
     /// [`Stop`].
     pub fn begin(&mut self, setup: &Setup) -> Result<(), Stop> {
         self.setup = *setup;
-        (self.acting, self.at, self.has_forked) = (0, 0, false);
+        (self.acting, self.at) = (0, 0);
+        (self.has_freed, self.has_paged_out, self.is_loose) = (false, false, false);
         self.living = [false; PROCESSES];
         self.living[0] = true;
         self.areas.clear();
@@ -134,7 +143,7 @@ impl Judge {
     pub fn step(&mut self, op: &Op) -> Result<Outcome, Stop> {
         let at = self.at;
         self.at += 1;
-        if machine::is_pending(op, self.has_forked) {
+        if self.excludes(op)? {
             return Ok(Outcome::Nothing);
         }
         let outcome = match *op {
@@ -145,7 +154,6 @@ impl Judge {
                 self.kernel.fork(self.acting, child)?;
                 self.terrane.fork(self.acting, child)?;
                 self.living[child] = true;
-                self.has_forked = true;
                 self.compare_process(at, child)?;
                 Outcome::value(child as u64)
             }
@@ -177,8 +185,48 @@ impl Judge {
         Ok(outcome)
     }
 
+    /// Whether neither side is to carry `op` out, because of what the script has done so far. Notes what it does.
+    fn excludes(&mut self, op: &Op) -> Result<bool, Stop> {
+        match *op {
+            Op::Map { flags, .. } => self.has_freed |= flags & 0xf == libc::MAP_DROPPABLE as u64,
+            Op::Advise { advice, .. } | Op::ProcessAdvise { advice, .. } => {
+                self.has_freed |= advice == libc::MADV_FREE as u64;
+                if advice == libc::MADV_PAGEOUT as u64 {
+                    self.is_loose |= self.kernel.has_swap();
+                    self.has_paged_out |= !self.has_freed;
+                    return Ok(self.has_freed);
+                }
+            }
+            _ => {}
+        }
+        let (kernel, acting) = (&mut self.kernel, self.acting);
+        Ok(deliberate::excludes_now(op, || kernel.details(acting))?)
+    }
+
+    /// The outcome as far as it can be compared.
+    fn comparable(&self, op: &Op, outcome: Outcome) -> Outcome {
+        let (Op::Resident { addr, .. }, Outcome::Value(value, mut resident)) = (op, outcome.clone()) else {
+            return outcome;
+        };
+        for (at, page) in (*addr..).step_by(4096).zip(&mut resident) {
+            let shown =
+                self.areas.iter().find(|area| (area.start..area.end).contains(&at)).map(|area| area.shows);
+            // Pages of the real file are read ahead; and clean pages of files may have been paged out on one side.
+            let is_open = match shown {
+                Some(Shows::File(FILED)) => true,
+                Some(Shows::Memory) | None => false,
+                Some(_) => self.has_paged_out,
+            };
+            if self.is_loose || is_open {
+                *page = 0;
+            }
+        }
+        Outcome::Value(value, resident)
+    }
+
     fn call(&mut self, at: usize, op: &Op) -> Result<Outcome, Stop> {
         let kernel = self.kernel.act(self.acting, op)?;
+        let kernel = self.comparable(op, kernel);
         // A panic is as wrong as an answer can be; what it leaves behind is not looked at again.
         let terrane = catch_unwind(AssertUnwindSafe(|| self.terrane.act(self.acting, op)));
         let terrane = terrane.map_err(|panic| {
@@ -187,6 +235,7 @@ impl Judge {
             let message = message.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
             different(at, What::Panic, format!("Terrane panicked: {message}\n"))
         })??;
+        let terrane = self.comparable(op, terrane);
         if kernel == terrane || deliberate::allows(op, &kernel, &terrane).is_some() {
             return Ok(kernel);
         }
@@ -216,6 +265,9 @@ impl Judge {
     }
 
     fn compare_present(&mut self, at: usize, process: usize) -> Result<(), Stop> {
+        if self.is_loose {
+            return Ok(());
+        }
         let kernel = self.kernel.present(process)?;
         let terrane = self.terrane.present(process)?;
         if kernel == terrane {
@@ -232,18 +284,36 @@ impl Judge {
 
     fn compare_flags(&mut self, at: usize, process: usize) -> Result<(), Stop> {
         let mask = deliberate::compared_flags();
-        let kernel: Vec<_> =
-            self.kernel.details(process)?.iter().map(|detail| (detail.start, detail.flags & mask)).collect();
+        let details = self.kernel.details(process)?;
+        let kernel: Vec<_> = details.iter().map(|detail| (detail.start, detail.flags & mask)).collect();
         let terrane: Vec<_> =
             self.terrane.flags(process)?.into_iter().map(|(start, flags)| (start, flags & mask)).collect();
+        if kernel != terrane {
+            let lines = |list: &[(u64, u64)]| {
+                let line =
+                    |&(start, flags): &(u64, u64)| format!("w+{:#x} {flags:#x}", start - self.setup.start);
+                list.iter().map(line).collect::<Vec<_>>()
+            };
+            return Err(different(at, What::Flags, beside(process, &lines(&kernel), &lines(&terrane))));
+        }
+        if self.is_loose {
+            return Ok(());
+        }
+        let stable = |(start, counts): (u64, Counts)| {
+            let memory = details.iter().any(|detail| detail.start == start && detail.memory);
+            (start, counts.stable(memory))
+        };
+        let kernel: Vec<_> = details.iter().map(|detail| stable((detail.start, detail.counts))).collect();
+        let terrane: Vec<_> = self.terrane.counts(process)?.into_iter().map(stable).collect();
         if kernel == terrane {
             return Ok(());
         }
-        let lines = |list: &[(u64, u64)]| {
-            let line = |&(start, flags): &(u64, u64)| format!("w+{:#x} {flags:#x}", start - self.setup.start);
+        let lines = |list: &[(u64, Counts)]| {
+            let line =
+                |&(start, counts): &(u64, Counts)| format!("w+{:#x} {counts:?}", start - self.setup.start);
             list.iter().map(line).collect::<Vec<_>>()
         };
-        Err(different(at, What::Flags, beside(process, &lines(&kernel), &lines(&terrane))))
+        Err(different(at, What::Counts, beside(process, &lines(&kernel), &lines(&terrane))))
     }
 
     fn compare_process(&mut self, at: usize, process: usize) -> Result<(), Stop> {

@@ -2,7 +2,7 @@
 
 use crate::operation::{DATA, NO_FILE, Op, Outcome, byte, word};
 use crate::script::{FILES, PROCESSES, Setup, USER_END};
-use crate::view::{Area, Present, Shows};
+use crate::view::{Area, Counts, Present, Shows};
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ pub enum Plant {
 }
 
 /// The file whose pages come from a file of the system; the others are memory.
-const FILED: usize = 2;
+pub const FILED: usize = 2;
 
 /// Terrane, as the kernel is to judge it.
 pub struct Terrane {
@@ -193,6 +193,13 @@ impl Terrane {
             Op::UnlockAll {} => {
                 space.munlockall(cpu);
                 Ok(0)
+            }
+            Op::Resident { addr, len } => {
+                let mut resident = vec![0; (len.div_ceil(PAGE_SIZE) as usize).min(DATA)];
+                return Ok(match space.mincore(cpu, addr, len, &mut resident) {
+                    Ok(()) => Outcome::Value(0, resident),
+                    Err(error) => Outcome::Errno(error.errno()),
+                });
             }
             Op::Sync { addr, len, flags } => done(space.msync(cpu, addr, len, flags as u32)),
             Op::Seal { addr, len, flags } => done(space.mseal(cpu, addr, len, flags)),
@@ -357,6 +364,32 @@ impl Terrane {
         Ok(self.records(process)?.into_iter().map(|(area, flags)| (area.start, flags)).collect())
     }
 
+    /// What `smaps` would count of the mappings in the window of a process, with the addresses where they begin.
+    ///
+    /// # Errors
+    /// If there is no such process, or no memory.
+    pub fn counts(&self, process: usize) -> Result<Vec<(u64, Counts)>, String> {
+        let space = self.space(process)?;
+        let cpu = self.cpu.core();
+        let listing = space.listing(cpu).map_err(broken)?;
+        let window = AddrRange::new(self.setup.start, self.setup.end());
+        let inside = listing.mappings.iter().filter(|mapping| window.covers(mapping.range));
+        let count = |mapping| {
+            let found = space.footprint(cpu, mapping);
+            let kib = |bytes: u64| bytes >> 10;
+            Counts {
+                resident: kib(found.resident),
+                share: kib(found.share.bytes()),
+                shared: kib(found.shared_clean + found.shared_dirty),
+                private: kib(found.private_clean + found.private_dirty),
+                anonymous: kib(found.anonymous),
+                swap: kib(found.swap),
+                locked: kib(found.share_locked.bytes()),
+            }
+        };
+        Ok(inside.map(|mapping| (mapping.range.start, count(mapping))).collect())
+    }
+
     fn records(&self, process: usize) -> Result<Vec<(Area, u64)>, String> {
         let space = self.space(process)?;
         let mut records = Vec::new();
@@ -399,21 +432,23 @@ impl Terrane {
         let machine = self.machine.machine();
         let pin = self.cpu.core().pin();
         let ram = space.mm().ram(&pin);
-        let own = |addr: u64| {
+        let look = |addr: u64| {
             let walk = space.mm().page_table.walk(&ram, addr)?;
             if walk.level != Level::PAGE {
                 return None;
             }
             match Pte::decode::<X86_64>(walk.raw) {
                 Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
-                    let zero = frame == machine.zero_frame();
-                    Some(zero || machine.frames().meta(frame).flags().contains(FrameFlags::ANON))
+                    let own = machine.frames().meta(frame).flags().contains(FrameFlags::ANON);
+                    (own || frame == machine.zero_frame()).then_some(Present::Yes)
                 }
+                Pte::Swap(_) => Some(Present::Yes),
+                Pte::Guard => Some(Present::Guard),
                 _ => None,
             }
         };
         let pages = (0..self.setup.pages).map(|page| self.setup.start + page * PAGE_SIZE);
-        Ok(pages.map(|addr| if own(addr) == Some(true) { Present::Yes } else { Present::No }).collect())
+        Ok(pages.map(|addr| look(addr).unwrap_or(Present::No)).collect())
     }
 }
 
@@ -437,35 +472,6 @@ pub fn is_supported(op: &Op) -> bool {
             flags & !MAP_FLAGS == 0 && (anonymous || file != NO_FILE)
         }
         Op::Protect { prot, .. } => prot <= 7,
-        Op::Resident { .. } => false,
         _ => true,
-    }
-}
-
-/// True for calls that Terrane is known to answer wrongly so far: neither side makes them.
-pub fn is_pending(op: &Op, has_forked: bool) -> bool {
-    match *op {
-        // What was paged out is not there for a while.
-        Op::Advise { advice: 21, .. } | Op::ProcessAdvise { advice: 21, .. } => true,
-        // Since 6.18.44 a guard gives the mapping an attribute and no anon_vma, which decides what it merges with.
-        Op::Advise { advice: 102, .. } | Op::ProcessAdvise { advice: 102, .. } => true,
-        // The last page of all addresses wraps.
-        Op::Lock { addr, .. } | Op::Lock2 { addr, .. } | Op::Unlock { addr, .. } if addr >= USER_END => true,
-        // Advice that discards is not refused; what a refused call has divided by then stays divided in Linux.
-        Op::Seal { .. } => true,
-        // What is left mapped is unlocked as a whole, and counts as locked a while longer; what is to go may wrap. What came by
-        // a fork grows into a neighbour that was never touched.
-        Op::Remap { flags, old, .. } => flags & 4 != 0 || old > 1 << 46 || has_forked,
-        // A fork unlocks, and so leaves mappings side by side that are alike. They are joined when one of them changes, and by
-        // Terrane also when what is asked for holds already.
-        Op::Protect { .. }
-        | Op::Advise { .. }
-        | Op::ProcessAdvise { .. }
-        | Op::Lock { .. }
-        | Op::Lock2 { .. }
-        | Op::Unlock { .. }
-        | Op::LockAll { .. }
-        | Op::UnlockAll {} => has_forked,
-        _ => false,
     }
 }

@@ -78,6 +78,35 @@ impl fmt::Display for Shows {
 pub enum Present {
     /// Nothing, or a page of a file or of shared memory, which may be mapped ahead of use.
     No,
-    /// A page of its own, or the page of zeros.
+    /// A page of its own, in memory or in swap, or the page of zeros.
     Yes,
+    /// A guard.
+    Guard,
+}
+
+/// What `smaps` counts of a mapping, in KiB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// `Rss`.
+    pub resident: u64,
+    /// `Pss`.
+    pub share: u64,
+    /// `Shared_Clean` and `Shared_Dirty`.
+    pub shared: u64,
+    /// `Private_Clean` and `Private_Dirty`.
+    pub private: u64,
+    /// `Anonymous`.
+    pub anonymous: u64,
+    /// `Swap`.
+    pub swap: u64,
+    /// `Locked`.
+    pub locked: u64,
+}
+
+impl Counts {
+    /// What is the same on both sides: all for private memory; of others only the copies, because pages of files are mapped ahead of use.
+    pub fn stable(self, memory: bool) -> Self {
+        let Self { anonymous, .. } = self;
+        if memory { self } else { Self { anonymous, ..Self::default() } }
+    }
 }

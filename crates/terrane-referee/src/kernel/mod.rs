@@ -63,6 +63,7 @@ pub struct Kernel {
     setup: Setup,
     processes: [Option<Proc>; PROCESSES],
     inodes: [u64; FILES],
+    has_swap: bool,
 }
 
 // SAFETY: the slots are shared memory that belongs to no thread; the value has one user at a time.
@@ -97,7 +98,9 @@ impl Kernel {
             .stdout(Stdio::null());
         let first = command.spawn().map_err(|error| unable("starting the helper", error))?;
         let setup = Setup::of_pages(64);
-        Ok(Self { slots, first, setup, processes: Default::default(), inodes: [0; FILES] })
+        // A head, and a line for each; where it cannot be read there may be some.
+        let has_swap = std::fs::read_to_string("/proc/swaps").map_or(true, |text| text.lines().count() > 1);
+        Ok(Self { slots, first, setup, processes: Default::default(), inodes: [0; FILES], has_swap })
     }
 
     fn slot(&self, number: usize) -> &Slot {
@@ -190,6 +193,11 @@ impl Kernel {
         Ok(())
     }
 
+    /// Whether pages may be swapped out.
+    pub fn has_swap(&self) -> bool {
+        self.has_swap
+    }
+
     /// Has process `process` carry out `op`, which is no fork, switch or exit.
     ///
     /// # Errors
@@ -214,7 +222,10 @@ impl Kernel {
     /// [`KernelError`].
     pub fn exit(&mut self, process: usize) -> Result<(), KernelError> {
         self.ask(process + 1, ask::EXIT, &[0; WORDS])?;
-        self.processes[process] = None;
+        // Until it is gone others seem to share its pages.
+        if let Some(gone) = self.processes[process].take() {
+            gone.await_end();
+        }
         Ok(())
     }
 
@@ -241,8 +252,7 @@ impl Kernel {
         self.proc(process)?.present(&setup).map_err(|error| unable("reading pagemap", error))
     }
 
-    /// The attributes of the mappings in the window, in Linux's bits as far as `smaps` shows them, with `Rss`, `Anonymous` and
-    /// `Locked` in KiB.
+    /// The attributes of the mappings in the window, in Linux's bits as far as `smaps` shows them, and its counts.
     ///
     /// # Errors
     /// [`KernelError`].

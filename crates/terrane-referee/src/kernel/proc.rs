@@ -1,7 +1,7 @@
 //! Reading `/proc` of a helper, as far as its window goes.
 
 use crate::script::Setup;
-use crate::view::{Area, Present, Shows};
+use crate::view::{Area, Counts, Present, Shows};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
@@ -20,12 +20,14 @@ pub(super) struct Proc {
 pub struct Detail {
     /// The first address.
     pub start: u64,
+    /// Behind the last.
+    pub end: u64,
     /// Its attributes (`VmFlags`), in Linux's bits.
     pub flags: u64,
-    /// `Anonymous`, in KiB.
-    pub anonymous: u64,
-    /// `Locked`, in KiB.
-    pub locked: u64,
+    /// Private memory.
+    pub memory: bool,
+    /// How much of it is in memory, and with whom it is shared.
+    pub counts: Counts,
 }
 
 /// The letters of `VmFlags` in `smaps`, with the bits of Linux's `VM_…`.
@@ -38,6 +40,7 @@ const FLAGS: &[(&str, u64)] = &[
     ("mw", 0x20),
     ("me", 0x40),
     ("gd", 0x100),
+    ("gu", 0x800),
     ("lo", 0x2000),
     ("sr", 0x8000),
     ("rr", 0x1_0000),
@@ -73,6 +76,17 @@ impl Proc {
     pub fn open(pid: u64) -> io::Result<Self> {
         let file = |name: &str| File::open(format!("/proc/{pid}/{name}"));
         Ok(Self { pid, maps: file("maps")?, pagemap: file("pagemap")?, buffer: vec![0; 16 << 10] })
+    }
+
+    /// Waits until the process is no more; not for ever.
+    pub fn await_end(self) {
+        for round in 0..1000 {
+            // SAFETY: signal 0 is none: a look at whether there is such a process.
+            if unsafe { libc::kill(self.pid as libc::pid_t, 0) } != 0 {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_micros(50 * (1 + round)));
+        }
     }
 
     /// Has `visit` see the lines of `file` until it has seen enough.
@@ -137,10 +151,14 @@ impl Proc {
         self.buffer.resize(self.buffer.len().max(len), 0);
         let bytes = &mut self.buffer[..len];
         self.pagemap.read_exact_at(bytes, 8 * (setup.start / PAGE_SIZE))?;
-        // Present, and no page of a file or of shared memory.
-        let own = |word: u64| word >> 63 & 1 == 1 && word >> 61 & 1 == 0;
+        // Bits of `pagemap`: present, swapped, of a file or of shared memory, guard.
+        let look = |word: u64| match word {
+            _ if word >> 58 & 1 == 1 => Present::Guard,
+            _ if word >> 62 != 0 && word >> 61 & 1 == 0 => Present::Yes,
+            _ => Present::No,
+        };
         let words = bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_ne_bytes));
-        Ok(words.map(|word| if own(word) { Present::Yes } else { Present::No }).collect())
+        Ok(words.map(look).collect())
     }
 
     pub fn details(&mut self, setup: &Setup) -> io::Result<Vec<Detail>> {
@@ -152,16 +170,23 @@ impl Proc {
             if let Some((start, end)) = first.split_once('-').and_then(|(a, b)| Some((hex(a)?, hex(b)?))) {
                 inside = end > setup.start;
                 if inside && start < setup.end() {
-                    details.push(Detail { start, flags: 0, anonymous: 0, locked: 0 });
+                    let inode = rest.split_ascii_whitespace().nth(3);
+                    let (memory, counts) = (inode == Some("0"), Counts::default());
+                    details.push(Detail { start, end, flags: 0, memory, counts });
                 }
                 return start < setup.end();
             }
             if let Some(detail) = details.last_mut().filter(|_| inside) {
-                let number =
-                    || rest.split_ascii_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+                let number = rest.split_ascii_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
+                let counts = &mut detail.counts;
                 match first {
-                    "Anonymous:" => detail.anonymous = number(),
-                    "Locked:" => detail.locked = number(),
+                    "Rss:" => counts.resident = number,
+                    "Pss:" => counts.share = number,
+                    "Shared_Clean:" | "Shared_Dirty:" => counts.shared += number,
+                    "Private_Clean:" | "Private_Dirty:" => counts.private += number,
+                    "Anonymous:" => counts.anonymous = number,
+                    "Swap:" => counts.swap = number,
+                    "Locked:" => counts.locked = number,
                     "VmFlags:" => {
                         let bit =
                             |name: &str| FLAGS.iter().find(|(known, _)| *known == name).map_or(0, |f| f.1);

@@ -177,6 +177,19 @@ pub(crate) fn prepare_anon_held<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64) ->
     }
 }
 
+/// Gives the VMA at `addr`, which the caller holds, the anon_vma that filling it in from there on would give it: none when a guard is
+/// in the way. Not while pinned.
+///
+/// # Errors
+/// As [`prepare_anon_held`].
+pub(crate) fn prepare_to_fill<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64) -> Result<(), FaultError> {
+    let guarded = {
+        let pin = cpu.pin();
+        mm.page_table.walk(&mm.ram(&pin), addr).is_some_and(|walk| walk.raw == crate::page_table::GUARD)
+    };
+    if guarded { Ok(()) } else { prepare_anon_held(mm, cpu, addr) }
+}
+
 /// The course of one fault (or one batch) through its attempts.
 pub(crate) struct Course<'a, H: Host> {
     mm: &'a Mm<H>,

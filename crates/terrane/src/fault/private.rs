@@ -76,10 +76,11 @@ fn neighbours_anon<'a, H: Host>(attempt: &Attempt<'a, H>) -> Option<&'a AnonVma<
             .anon_vma()
             .filter(|anon| anon.is_root() && ptr::eq(anon.space(), mm.cookie()) && anon.try_use())
     };
-    let below = range.start.checked_sub(1).and_then(|last| mm.index.find(pin, last));
-    if let Some(anon) = below.filter(|below| merge::alike_but_for_prot(below, attempt.vma)).and_then(lend) {
+    // The one above first, as Linux does.
+    let above = mm.index.find(pin, range.end);
+    if let Some(anon) = above.filter(|above| merge::alike_but_for_prot(attempt.vma, above)).and_then(lend) {
         return Some(anon);
     }
-    let above = mm.index.find(pin, range.end);
-    above.filter(|above| merge::alike_but_for_prot(attempt.vma, above)).and_then(lend)
+    let below = range.start.checked_sub(1).and_then(|last| mm.index.find(pin, last));
+    below.filter(|below| merge::alike_but_for_prot(below, attempt.vma)).and_then(lend)
 }

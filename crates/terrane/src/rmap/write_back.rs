@@ -109,6 +109,9 @@ impl<H: Host> Object<H> {
         self.charge_len(&cpu.pin(), before, len);
         if len < before {
             self.cut(cpu, len);
+        } else if len == before {
+            // As in Linux: what was stored to the last page behind the end is gone.
+            self.zero_tail(cpu, len);
         }
     }
 

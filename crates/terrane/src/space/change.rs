@@ -15,6 +15,7 @@
 //! others pass one pin on, because each costs 9 ns and a call has a dozen steps. The object at an address of the range cannot
 //! change, so it is looked up before the lock is taken and need not be compared after.
 
+mod alter;
 mod remove;
 
 pub(super) use remove::Gone;
@@ -350,15 +351,18 @@ impl<'a, H: Host> Change<'a, H> {
     /// Merges the VMA that ends at `at` with the one that begins there, if they are one mapping. At least one of the two
     /// reaches into the change's range.
     pub(super) fn merge_at(&mut self, at: u64) {
+        self.merge_if(at, merge::can_merge);
+    }
+
+    /// The same, if `fits` says that they are one mapping.
+    pub(super) fn merge_if(&mut self, at: u64, fits: impl Fn(&Vma<H>, &Vma<H>) -> bool) {
         let object = {
             let pin = self.cpu.pin();
             let low = at.checked_sub(1).and_then(|last| self.mm.index.find(&pin, last));
             let high = self.mm.index.find(&pin, at);
             // A first look: as a rule there is nothing to merge.
             match low.zip(high) {
-                Some((low, high)) if high.start() == at && merge::can_merge(low, high) => {
-                    low.object().cloned()
-                }
+                Some((low, high)) if high.start() == at && fits(low, high) => low.object().cloned(),
                 _ => return,
             }
         };
@@ -374,7 +378,7 @@ impl<'a, H: Host> Change<'a, H> {
                 (None, None) => true,
                 _ => false,
             };
-            if !same_object || !merge::can_merge(low, high) {
+            if !same_object || !fits(low, high) {
                 high.thaw_anon(None);
                 low.thaw_anon(None);
                 return false;
@@ -389,6 +393,8 @@ impl<'a, H: Host> Change<'a, H> {
                 _ => low.thaw_anon(anon),
             }
             low.set_end(high.end());
+            // Alike but for what sticks.
+            low.set_flags(low.flags() | high.flags());
             low.seq.write_end();
             true
         });

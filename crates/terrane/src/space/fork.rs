@@ -158,13 +158,15 @@ impl<H: Host> AddressSpace<H> {
             let flags = forks.flags(seen.flags.difference(VmFlags::LOCKED_MASK));
             copy.insert(cpu.pin(), seen.range, flags, seen.pgoff, vma.object().cloned());
             let marks = flags.contains(VmFlags::UFFD_WP) && !wipe;
+            let copies = anon.is_some() || marks || flags.contains(VmFlags::MAYBE_GUARD) && !wipe;
             if let Some(anon) = anon {
                 let pin = cpu.pin();
                 if let Some(made) = child.mm().index.find(&pin, seen.range.start) {
                     made.install_anon(anon);
                     made.set_kin(kin);
                 }
-            } else if !marks {
+            }
+            if !copies {
                 return Ok(());
             }
             // Private copies of a file's pages vanish when the file is cut short, whatever range is held: that

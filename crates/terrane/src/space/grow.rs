@@ -86,7 +86,7 @@ impl<H: Host> AddressSpace<H> {
     ) -> Result<bool, FaultError> {
         let (mm, cpu) = (change.mm, change.cpu);
         let pages = grown.pages();
-        {
+        let stack = {
             let pin = cpu.pin();
             let Some((_, stack)) = mm.next_vma(&pin, grown.start, reach.end) else { return Ok(false) };
             if stack.range.start != grown.end {
@@ -101,23 +101,27 @@ impl<H: Host> AddressSpace<H> {
                 let accessible = below.flags.intersects(VmFlags::PROT);
                 accessible && !below.flags.contains(VmFlags::GROWSDOWN)
             });
-            let config = self.config();
-            let fits = stack.flags.contains(VmFlags::GROWSDOWN)
+            let may_grow = stack.flags.contains(VmFlags::GROWSDOWN)
                 && !too_near
-                && grown.start >= config.range.start
-                && pages <= stack.pgoff
-                && self.limit(Limit::Stack).is_none_or(|limit| stack.range.end - grown.start <= limit)
-                && self
-                    .limit(Limit::Address)
-                    .is_none_or(|limit| mm.mapped.sum() as u64 + pages <= limit >> PAGE_SHIFT)
-                && self.check_commit(stack.flags, pages).is_ok()
-                && self.check_memlock(stack.flags, pages).is_ok();
-            if !fits {
+                && grown.start >= self.config().range.start;
+            if !may_grow {
                 return Err(FaultError::NotMapped);
             }
-        }
-        // As in Linux, a stack that grows has an anon_vma from then on, and so a fork looks into its entries.
+            stack
+        };
+        // As in Linux, a stack that is to grow has an anon_vma from then on, and so a fork looks into its entries; also when the limits are in the
+        // way after all.
         fault::prepare_anon_held(mm, cpu, grown.end)?;
+        let fits = pages <= stack.pgoff
+            && self.limit(Limit::Stack).is_none_or(|limit| stack.range.end - grown.start <= limit)
+            && self
+                .limit(Limit::Address)
+                .is_none_or(|limit| mm.mapped.sum() as u64 + pages <= limit >> PAGE_SHIFT)
+            && self.check_commit(stack.flags, pages).is_ok()
+            && self.check_memlock(stack.flags, pages).is_ok();
+        if !fits {
+            return Err(FaultError::NotMapped);
+        }
         super::retry_with_memory(cpu, || change.plan(&cpu.pin(), 1))
             .map_err(|OutOfMemory| FaultError::OutOfMemory)?;
         let is_stack = |flags: VmFlags| flags.contains(VmFlags::GROWSDOWN);

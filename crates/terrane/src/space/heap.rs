@@ -135,7 +135,7 @@ impl<H: Host> AddressSpace<H> {
             return Err(Error::NoMemory);
         }
         change.plan_splits()?;
-        change.check_seals(&cpu.pin(), gone)?;
+        change.check_seals(gone)?;
         if change.cut_top(gone, self.config().rmap_lock_on_end_move) {
             self.mm().note_heap(cpu);
             self.mm().heap.set(heap);

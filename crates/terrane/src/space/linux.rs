@@ -100,12 +100,10 @@ impl<H: Host> AddressSpace<H> {
         } else if len > self.config().range.end {
             return Err(Error::NoMemory);
         }
-        if map.contains(MapFlags::LOCKED) {
-            self.may_lock()?;
-        }
+        let may_lock = if map.contains(MapFlags::LOCKED) { self.may_lock() } else { Ok(()) };
         let future = self.mm().future_flags();
         let locked = if map.contains(MapFlags::LOCKED) { future | VmFlags::LOCKED } else { future };
-        let lockable = self.check_memlock(locked, len / PAGE_SIZE);
+        let lockable = may_lock.and_then(|()| self.check_memlock(locked, len / PAGE_SIZE));
         let prot = Prot::from_bits_truncate(prot as u32);
         let map = map.difference(MapFlags::SHARED | MapFlags::PRIVATE | MapFlags::DROPPABLE);
         let kind = match file {

@@ -128,7 +128,7 @@ impl<H: Host> AddressSpace<H> {
             }
         }
         if current {
-            let _ = self.fill_locked(cpu, all, true);
+            let _ = self.fill_in(cpu, all, true, true);
         }
         cpu.tidy();
         Ok(())
@@ -188,8 +188,11 @@ impl<H: Host> AddressSpace<H> {
     fn lock_range(&self, cpu: &Cpu<H>, addr: u64, len: u64, flags: VmFlags) -> Result<(), Error> {
         self.may_lock()?;
         let Some(range) = touched(addr, len) else {
-            // As in Linux, the limit is looked at before the range, and no limit is that high.
-            return Err(if self.limits_locked() { Error::NoMemory } else { Error::Invalid });
+            // As in Linux, the limit is looked at before the range.
+            let pages = touched_len(addr, len) >> PAGE_SHIFT;
+            let locked = (self.mm().locked.sum().max(0) as u64).saturating_add(pages);
+            let is_over = self.memlock_limit().is_some_and(|limit| locked > limit >> PAGE_SHIFT);
+            return Err(if is_over { Error::NoMemory } else { Error::Invalid });
         };
         if range.is_empty() {
             return Ok(());
@@ -214,7 +217,7 @@ impl<H: Host> AddressSpace<H> {
             }
             self.set_locked(&mut change, range, flags)?;
         }
-        let result = self.fill_locked(cpu, range, false);
+        let result = self.fill_in(cpu, range, false, true);
         cpu.tidy();
         result
     }
@@ -267,8 +270,7 @@ impl<H: Host> AddressSpace<H> {
         }
         change.plan_splits()?;
         change.plan(&change.cpu.pin(), splits)?;
-        change.set_flags(part, |old| old.difference(VmFlags::LOCKED_MASK).union(flags));
-        change.merge_around(part);
+        change.alter(part, |_, old| old.difference(VmFlags::LOCKED_MASK).union(flags));
         change.cut_blocks();
         let pages = part.pages() as i64;
         let cpu = change.cpu.id();
@@ -287,6 +289,11 @@ impl<H: Host> AddressSpace<H> {
         range: AddrRange,
         ignore_errors: bool,
     ) -> Result<(), Error> {
+        self.fill_in(cpu, range, ignore_errors, false)
+    }
+
+    /// The same for a call that locks: as in Linux it fills in what may be dropped (`drops`) as well, which is never locked.
+    fn fill_in(&self, cpu: &Cpu<H>, range: AddrRange, ignore_errors: bool, drops: bool) -> Result<(), Error> {
         let mut at = range.start;
         while at < range.end {
             let found = {
@@ -299,7 +306,8 @@ impl<H: Host> AddressSpace<H> {
             };
             let Some((part, flags)) = found else { return Ok(()) };
             at = part.end;
-            let fills = flags & VmFlags::LOCKED_MASK == VmFlags::LOCKED;
+            let fills = flags & VmFlags::LOCKED_MASK == VmFlags::LOCKED
+                || drops && flags.contains(VmFlags::DROPPABLE);
             if !fills || flags.intersects(VmFlags::IO.union(VmFlags::PFNMAP)) {
                 continue;
             }
@@ -320,7 +328,9 @@ impl<H: Host> AddressSpace<H> {
 /// The pages that `len` bytes at `addr` touch; `None` when they wrap. As Linux computes it: a length that wraps to nothing when it is
 /// rounded up is nothing.
 fn touched(addr: u64, len: u64) -> Option<AddrRange> {
-    let start = page_floor(addr);
-    let len = len.wrapping_add(addr - start).wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1);
-    AddrRange::of_len(start, len)
+    AddrRange::of_len(page_floor(addr), touched_len(addr, len))
+}
+
+fn touched_len(addr: u64, len: u64) -> u64 {
+    len.wrapping_add(addr % PAGE_SIZE).wrapping_add(PAGE_SIZE - 1) & !(PAGE_SIZE - 1)
 }

@@ -101,7 +101,9 @@ impl<H: Host> AddressSpace<H> {
         }
         // As in Linux: what is locked as it is touched is not filled in before.
         let fills = request.flags & (MapFlags::POPULATE | MapFlags::NONBLOCK) == MapFlags::POPULATE;
-        if fills && !self.mm().future_flags().contains(VmFlags::LOCKONFAULT) {
+        let future = self.mm().future_flags();
+        let drops = request.flags.contains(MapFlags::DROPPABLE) && future.contains(VmFlags::LOCKED);
+        if fills && !future.contains(VmFlags::LOCKONFAULT) || drops {
             // As in Linux: what cannot be filled in is left to faults, which will say why.
             let private_write =
                 request.prot.contains(Prot::WRITE) && request.flags.contains(MapFlags::PRIVATE);
@@ -174,6 +176,11 @@ impl<H: Host> AddressSpace<H> {
         if let Some(addr) = self.map_at_once(cpu, request, len, flags) {
             return Ok((addr, len));
         }
+        // As in Linux, what may be dropped is not locked by an earlier `mlockall`, and is no part of what was mapped before it.
+        let (asked, alone) = (flags, flags.contains(VmFlags::DROPPABLE | VmFlags::LOCKED));
+        if alone {
+            flags.remove(VmFlags::LOCKED_MASK);
+        }
         let pgoff_at = |addr: u64| match &request.object {
             Some(_) => request.offset >> PAGE_SHIFT,
             None if shared => 0,
@@ -181,6 +188,9 @@ impl<H: Host> AddressSpace<H> {
         };
         let Claim { range, mut change, fits, mut pin } = self.claim(cpu, request, len, |range, beside| {
             let (pgoff, pages) = (pgoff_at(range.start), range.pages());
+            if alone {
+                return Fits { up: false, down: false };
+            }
             look_beside(&Candidate { flags, object: object.as_ref(), pgoff, pages }, range, beside)
         })?;
         let addr = range.start;
@@ -192,15 +202,13 @@ impl<H: Host> AddressSpace<H> {
             }
             if fixed {
                 change.plan_splits()?;
+                change.check_seals(range)?;
             }
             pin = cpu.pin();
         }
-        if fixed {
-            change.check_seals(&pin, range)?;
-        }
         self.check_limits(&change, &pin, range, flags)?;
         self.check_commit(flags, range.pages())?;
-        self.check_memlock(flags, range.pages())?;
+        self.check_memlock(asked, range.pages())?;
         // Only a fixed address may be in use: what the search finds is free.
         let replaced = fixed.then(|| change.removal(&pin, range)).filter(|removal| removal.anything);
         change.plan(&pin, 1 + replaced.as_ref().map_or(0, |removal| removal.records))?;
@@ -212,6 +220,7 @@ impl<H: Host> AddressSpace<H> {
         }
         self.mm().ram(&pin).event(Counter::Map, addr);
         let lock = self.config().rmap_lock_on_end_move;
+        let fits = if alone { Some(Fits { up: false, down: false }) } else { fits };
         change.insert_or_extend(pin, range, flags, pgoff_at(addr), object, lock, fits);
         drop(change);
         cpu.tidy();
@@ -263,8 +272,8 @@ impl<H: Host> AddressSpace<H> {
         }
         // Even if the range is one VMA: a call next door may have yet to divide the block that is at their common end.
         change.plan_splits()?;
+        change.check_seals(range)?;
         let mut pin = cpu.pin();
-        change.check_seals(&pin, range)?;
         // Most calls unmap exactly one VMA, and need nothing more for that.
         self.mm().ram(&pin).event(Counter::Unmap, addr);
         if !change.remove_whole(pin, range) {

@@ -130,8 +130,7 @@ impl<H: Host> AddressSpace<H> {
             }
             change.plan_splits()?;
             change.plan(&cpu.pin(), splits)?;
-            change.set_flags(range, new);
-            change.merge_around(range);
+            change.alter(range, |_, flags| new(flags));
             change.cut_blocks();
         }
         drop(change);

@@ -5,6 +5,7 @@ use super::change::Change;
 use super::{AddressSpace, page_range, sweep};
 use crate::addr::AddrRange;
 use crate::error::Error;
+use crate::fault;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::stats::Counter;
@@ -65,8 +66,7 @@ impl<H: Host> AddressSpace<H> {
         }
         change.plan_splits()?;
         change.plan(&cpu.pin(), plan.splits)?;
-        change.set_flags_of(range, |vma, flags| protected(vma, flags, prot));
-        change.merge_around(range);
+        self.alter_protection(&mut change, range, prot);
         change.committed();
         if plan.of_object {
             self.mm().ending.fetch_add(1, Ordering::SeqCst);
@@ -85,6 +85,23 @@ impl<H: Host> AddressSpace<H> {
             let _ = self.fill_locked(cpu, part, true);
         }
         plan.result
+    }
+
+    /// One VMA after the other. As in Linux, locked private memory that becomes writable is copied at once, before the next VMA is looked at: that
+    /// decides what merges. Here it gets its anon_vma in that order, and its pages when the call lets the range go.
+    fn alter_protection(&self, change: &mut Change<'_, H>, range: AddrRange, prot: Prot) {
+        let mut at = range.start;
+        while at < range.end {
+            let rest = AddrRange::new(at, range.end);
+            let Some(altered) = change.alter_next(rest, |vma, flags| protected(vma, flags, prot)) else {
+                break;
+            };
+            if is_filled(altered.old, prot) {
+                // Without memory for it there will be none for the pages either.
+                let _ = fault::prepare_to_fill(self.mm(), change.cpu, altered.part.start);
+            }
+            at = altered.part.end;
+        }
     }
 
     /// [`protect`](Self::protect) with `PROT_GROWSDOWN`: from the beginning of the stack that `addr` lies in, or that is the first
@@ -176,6 +193,12 @@ impl<H: Host> AddressSpace<H> {
     }
 }
 
+/// Whether a mapping with the attributes `old` is filled in when `prot` is to hold.
+fn is_filled(old: VmFlags, prot: Prot) -> bool {
+    let locked = VmFlags::WRITE | VmFlags::SHARED | VmFlags::LOCKED_MASK;
+    old & locked == VmFlags::LOCKED && prot.contains(Prot::WRITE)
+}
+
 /// So many parts of a range are noted one by one; what lies between later ones is filled in with them.
 const FILLS: usize = 4;
 
@@ -216,8 +239,7 @@ impl<H: Host> Change<'_, H> {
             changes |= flags.prot() != prot;
             growth.add(flags, protected(vma, flags, prot), seen.range.intersection(range));
             of_object |= vma.object().is_some();
-            let locked = VmFlags::WRITE | VmFlags::SHARED | VmFlags::LOCKED_MASK;
-            if flags & locked == VmFlags::LOCKED && prot.contains(Prot::WRITE) {
+            if is_filled(flags, prot) {
                 let part = seen.range.intersection(range);
                 match fills.iter_mut().find(|fill| fill.is_empty()) {
                     Some(free) => *free = part,

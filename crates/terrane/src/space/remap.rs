@@ -45,7 +45,8 @@ use crate::machine::Cpu;
 use crate::mm::Mm;
 use crate::object::Object;
 use crate::sync::Shared;
-use crate::vma::{MapFlags, Prot, RemapFlags, Snapshot, VmFlags, Vma};
+use crate::vma::{MapFlags, Prot, RemapFlags, Snapshot, VmFlags, Vma, merge};
+use core::ops::ControlFlow;
 use core::ptr::NonNull;
 
 /// Mappings that a call which moves one keeps below the limit.
@@ -242,8 +243,8 @@ impl<H: Host> AddressSpace<H> {
     fn cut_off(&self, cpu: &Cpu<H>, change: &mut Change<'_, H>, gone: AddrRange) -> Result<(), Error> {
         change.narrow(gone);
         change.plan_splits()?;
+        change.check_seals(gone)?;
         let pin = cpu.pin();
-        change.check_seals(&pin, gone)?;
         let removal = change.removal(&pin, gone);
         let limit = self.config().map_limit.filter(|_| removal.is_hole);
         if limit.is_some_and(|limit| self.mm().index.len() >= limit) {
@@ -281,8 +282,26 @@ impl<H: Host> AddressSpace<H> {
         if !change.grow_up(grown, with_lock, |_| true) {
             return Ok(false);
         }
-        change.merge_at(new_end);
+        change.merge_if(new_end, merge::can_take_in);
         Ok(true)
+    }
+
+    /// What a move of `asked` to `new` must hold: that; and where locked memory is left mapped, all of the mappings that reach into it, because
+    /// they are unlocked as a whole, but for what is replaced.
+    fn reach(&self, cpu: &Cpu<H>, wish: &Wish, asked: AddrRange, new: Option<AddrRange>) -> AddrRange {
+        let mut reach = asked;
+        if !wish.flags.contains(RemapFlags::DONTUNMAP) || asked.is_empty() {
+            return reach;
+        }
+        let pin = cpu.pin();
+        for addr in [asked.start, asked.end - 1] {
+            let seen = self.mm().index.find(&pin, addr).and_then(Vma::read);
+            if let Some(seen) = seen.filter(|seen| seen.flags.contains(VmFlags::LOCKED)) {
+                let all = outside(seen.range, asked, new);
+                reach = AddrRange::new(reach.start.min(all.start), reach.end.max(all.end));
+            }
+        }
+        reach
     }
 
     /// To an address of the space's choice: growing beyond what there is room for, or `DONTUNMAP` (with a hint).
@@ -292,8 +311,9 @@ impl<H: Host> AddressSpace<H> {
             return Err(Error::BadAddress);
         }
         // A second look at what `resize` has seen, with room for it this time.
-        let held =
+        let asked =
             AddrRange::new(wish.addr, wish.addr.saturating_add(wish.old_len.max(PAGE_SIZE)).min(limits.end));
+        let held = self.reach(cpu, &wish, asked, None);
         let found = {
             let pin = cpu.pin();
             let found = self.mm().index.find_exact(&pin, wish.addr);
@@ -330,6 +350,11 @@ impl<H: Host> AddressSpace<H> {
                 return Err(no_room);
             }
         };
+        if !held.covers(self.reach(cpu, &wish, asked, None)) {
+            // It has grown meanwhile.
+            drop((old, new));
+            return self.move_anywhere(cpu, wish);
+        }
         if self.has_limits() {
             old.hold_limits();
         }
@@ -347,12 +372,19 @@ impl<H: Host> AddressSpace<H> {
         if addr >= limits.end {
             return Err(Error::BadAddress);
         }
-        let held = AddrRange::new(addr, end);
-        if held.overlaps(new) {
+        // What reaches beyond all addresses is refused, but only when the new place has been cleared.
+        let is_wrong = addr.checked_add(old_len).is_none_or(|end| end > limits.end);
+        let asked = AddrRange::new(addr, if is_wrong { addr + PAGE_SIZE } else { end });
+        if asked.overlaps(new) {
             // The page where the old mapping begins, of which nothing is to be moved, is the first one of the new place.
             return self.remap_onto_itself(cpu, wish, new);
         }
+        let held = self.reach(cpu, &wish, asked, Some(new));
         let [hold, other] = self.mm().exclude_both(cpu, [held, new]);
+        if !held.covers(self.reach(cpu, &wish, asked, Some(new))) {
+            drop((hold, other));
+            return self.remap_fixed(cpu, wish);
+        }
         self.mm().enter(cpu, &[&hold, &other]);
         let mut old = Change::holding(self.mm(), cpu, hold, held);
         let mut into = Change::holding(self.mm(), cpu, other, new);
@@ -421,6 +453,36 @@ impl<H: Host> AddressSpace<H> {
         Err(Error::BadAddress)
     }
 
+    /// Whether `from`, the part of `source` that `wish` leaves of it, may be moved, when `freed` pages are gone from the new place. Gives what
+    /// is cut off.
+    fn check_move(
+        &self,
+        old: &mut Change<'_, H>,
+        source: &Source<H>,
+        wish: &Wish,
+        from: AddrRange,
+        freed: u64,
+    ) -> Result<AddrRange, Error> {
+        let end = wish.addr.checked_add(wish.old_len).filter(|&end| end <= self.config().range.end);
+        let gone = match end {
+            Some(end) => AddrRange::new(from.end, end),
+            None => return Err(Error::Invalid),
+        };
+        old.narrow(gone);
+        old.plan_splits()?;
+        old.check_seals(gone)?;
+        if wish.flags.contains(RemapFlags::DONTUNMAP) {
+            // What was at the new place does not count any more.
+            let more = (wish.old_len >> PAGE_SHIFT).saturating_sub(freed);
+            self.check_growth(source.seen.flags, more << PAGE_SHIFT)?;
+        }
+        let limit = self.config().map_limit;
+        if limit.is_some_and(|limit| self.mm().index.len() + SPARE_MAPPINGS >= limit) {
+            return Err(Error::NoMemory);
+        }
+        Ok(gone)
+    }
+
     /// Moves what `wish` says of `source` to `new`; both ranges are held. `replace`: something may be mapped there.
     #[allow(clippy::too_many_arguments, reason = "two ends of a move")]
     fn move_to(
@@ -437,30 +499,35 @@ impl<H: Host> AddressSpace<H> {
         let keep = wish.flags.contains(RemapFlags::DONTUNMAP);
         // What shrinks is cut first.
         let from = AddrRange::new(wish.addr, wish.addr + wish.old_len.min(wish.new_len));
-        let all = AddrRange::new(wish.addr, wish.addr + wish.old_len);
-        if keep {
-            self.check_growth(source.seen.flags, wish.old_len)?;
-        }
-        if self.config().map_limit.is_some_and(|limit| mm.index.len() + SPARE_MAPPINGS >= limit) {
-            return Err(Error::NoMemory);
-        }
         // All that can fail.
-        let gone = AddrRange::new(from.end, all.end);
-        old.narrow(gone);
-        old.plan_splits()?;
-        old.check_seals(&cpu.pin(), gone)?;
-        let mut ends = Splits::new(mm, cpu, from);
-        ends.reserve()?;
         into.narrow(new);
-        let mut replaced = None;
+        let (mut replaced, mut freed) = (None, 0);
         if replace {
             into.plan_splits()?;
+            into.check_seals(new)?;
             let pin = cpu.pin();
-            into.check_seals(&pin, new)?;
             replaced = Some(into.removal(&pin, new)).filter(|removal| removal.anything);
+            if replaced.is_some() && keep {
+                into.for_each(&pin, new, |_, seen| {
+                    freed += seen.range.intersection(new).pages();
+                    ControlFlow::Continue(())
+                });
+            }
         }
         let records = 1 + replaced.as_ref().map_or(0, |removal| removal.records);
         retry_with_memory(cpu, || into.plan(&cpu.pin(), records))?;
+        let gone = match self.check_move(old, source, &wish, from, freed) {
+            Ok(gone) => gone,
+            Err(error) => {
+                // As in Linux, the new place is cleared by then.
+                if replaced.is_some() {
+                    into.remove(new, true);
+                }
+                return Err(error);
+            }
+        };
+        let mut ends = Splits::new(mm, cpu, from);
+        ends.reserve()?;
         retry_with_memory(cpu, || old.plan(&cpu.pin(), if from.is_empty() { 0 } else { 3 }))?;
         let mut luggage = Luggage::pack(mm, cpu, from, new.start)?;
         let private = source.seen.flags.is_private();
@@ -480,7 +547,7 @@ impl<H: Host> AddressSpace<H> {
             let object = source.object.clone();
             let flags = moved_flags(mm, source.seen.flags);
             into.insert(cpu.pin(), new, flags, pgoff, object);
-            // From below: see `Change::merge_around`.
+            // From below, as Linux does.
             into.merge_at(new.start);
             into.merge_at(new.end);
             return Ok(());
@@ -525,6 +592,12 @@ impl<H: Host> AddressSpace<H> {
         }
         if let Some(again) = again {
             old.link(again);
+            if rest.flags.contains(VmFlags::LOCKED) {
+                // As in Linux, all of the mapping is unlocked, and goes on counting.
+                mm.count_locked(cpu.id(), VmFlags::LOCKED, from.pages() as i64);
+                let all = outside(source.seen.range, from, replace.then_some(new));
+                old.set_flags(all, |flags| flags.difference(VmFlags::LOCKED_MASK));
+            }
             // One record again with what it was cut off from; with others, as in Linux, it does not merge.
             if source.seen.range.end > from.end {
                 old.merge_at(from.end);
@@ -557,6 +630,15 @@ impl Wish {
         let left =
             range(self.addr, self.addr + stays).filter(|_| !self.flags.contains(RemapFlags::DONTUNMAP));
         Moved { gone: [cut, left], moved: Some((self.addr, to, stays)) }
+    }
+}
+
+/// `range`, in which `part` lies, as far as it reaches on that side of `new`.
+fn outside(range: AddrRange, part: AddrRange, new: Option<AddrRange>) -> AddrRange {
+    match new {
+        Some(new) if new.end <= part.start => AddrRange::new(range.start.max(new.end), range.end),
+        Some(new) if new.start >= part.end => AddrRange::new(range.start, range.end.min(new.start)),
+        _ => range,
     }
 }
 

@@ -3,6 +3,8 @@
 //! A sealed mapping stays where it is and as it is until its space ends or begins anew: it is not unmapped, nor replaced by a fixed mapping,
 //! nor moved, resized, or given another protection. Faults and stores go on. As in Linux nothing undoes it.
 //!
+//! Nor is memory that may not be stored to emptied by advice ([`refuses_advice`]).
+//!
 //! Calls that take mappings away look at every mapping in their range before they begin, but only in a space that has sealed
 //! something: the mark ([`Mm::may_be_sealed`]) is raised by a call that holds the range it is about, so a call that holds an address of it later
 //! sees the mark.
@@ -14,10 +16,29 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::Mm;
-use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
-use crate::vma::VmFlags;
+use crate::vma::{Advice, VmFlags};
 use core::ops::ControlFlow;
+
+/// True when a mapping with these attributes, of an object or not, is sealed against `advice`: memory that may not be stored to keeps its content.
+#[inline]
+pub(super) fn refuses_advice(flags: VmFlags, of_object: bool, advice: Advice) -> bool {
+    flags & (VmFlags::SEALED | VmFlags::WRITE) == VmFlags::SEALED && !of_object && discards(advice)
+}
+
+/// True for advice after which a page may read as zeros, in this process or a child.
+fn discards(advice: Advice) -> bool {
+    matches!(
+        advice,
+        Advice::Free
+            | Advice::DontNeed
+            | Advice::DontNeedLocked
+            | Advice::Remove
+            | Advice::DontFork
+            | Advice::WipeOnFork
+            | Advice::GuardInstall
+    )
+}
 
 impl<H: Host> Mm<H> {
     /// False when nothing in the space is sealed.
@@ -35,26 +56,38 @@ impl<H: Host> Mm<H> {
 }
 
 impl<H: Host> Change<'_, H> {
-    /// Whether all of `range`, which is the change's, may be unmapped.
+    /// Whether all of `range`, which is the change's, may be unmapped. Not while pinned. As in Linux, a refused call has divided the mapping in which
+    /// the range begins, unless that one is sealed.
     ///
     /// # Errors
     /// [`Error::NotPermitted`] when a part of it is sealed.
     #[inline]
-    pub(super) fn check_seals(&self, pin: &Pin<'_>, range: AddrRange) -> Result<(), Error> {
-        if self.mm.may_be_sealed() { self.look_for_seals(pin, range) } else { Ok(()) }
+    pub(super) fn check_seals(&mut self, range: AddrRange) -> Result<(), Error> {
+        if self.mm.may_be_sealed() && !range.is_empty() { self.look_for_seals(range) } else { Ok(()) }
     }
 
     #[cold]
-    fn look_for_seals(&self, pin: &Pin<'_>, range: AddrRange) -> Result<(), Error> {
-        let mut result = Ok(());
-        self.for_each(pin, range, |_, seen| {
-            if seen.flags.contains(VmFlags::SEALED) {
-                result = Err(Error::NotPermitted);
-                return ControlFlow::Break(());
-            }
-            ControlFlow::Continue(())
-        });
-        result
+    fn look_for_seals(&mut self, range: AddrRange) -> Result<(), Error> {
+        let (mut first, mut sealed) = (true, false);
+        {
+            let pin = self.cpu.pin();
+            self.for_each(&pin, range, |_, seen| {
+                sealed = seen.flags.contains(VmFlags::SEALED);
+                if sealed {
+                    return ControlFlow::Break(());
+                }
+                first = false;
+                ControlFlow::Continue(())
+            });
+        }
+        if !sealed {
+            return Ok(());
+        }
+        if !first {
+            self.plan(&self.cpu.pin(), 1)?;
+            self.divide_at(range.start);
+        }
+        Err(Error::NotPermitted)
     }
 }
 
@@ -100,8 +133,7 @@ impl<H: Host> AddressSpace<H> {
         change.plan_splits()?;
         change.plan(&cpu.pin(), splits)?;
         self.mm().expect_seals();
-        change.set_flags(range, |flags| flags | VmFlags::SEALED);
-        change.merge_around(range);
+        change.alter(range, |_, flags| flags | VmFlags::SEALED);
         change.committed();
         change.cut_blocks();
         drop(change);

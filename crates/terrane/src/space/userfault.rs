@@ -516,8 +516,7 @@ fn change_flags<H: Host>(
     }
     change.plan_splits()?;
     change.plan(&change.cpu.pin(), splits)?;
-    change.set_flags(range, new);
-    change.merge_around(range);
+    change.alter(range, |_, flags| new(flags));
     change.cut_blocks();
     Ok(())
 }

@@ -42,6 +42,7 @@ fn absorb<H: Host>(low: &Vma<H>, high: &Vma<H>) -> Option<Option<NonNull<AnonVma
     }
     high.seq.kill_begun();
     low.set_end(high.end());
+    low.set_flags(low.flags() | high.flags());
     let anon = high.close_frozen_anon();
     Some(if low.anon_vma().is_some() {
         anon
@@ -108,7 +109,9 @@ impl<H: Host> Change<'_, H> {
             {
                 return None; // a neighbour has merged with it meanwhile, or divided it
             }
-            let like = |beside: &&Vma<H>| beside.flags() == flags && beside.object().is_none();
+            // A call next door may have put something sticky on it meanwhile.
+            let flags = flags | (vma.flags() & VmFlags::STICKY);
+            let like = |beside: &&Vma<H>| beside.flags().merges_with(flags) && beside.object().is_none();
             let (low, high) = (edit.below().filter(like), edit.above().filter(like));
             let mut rest = Rest { open: [edit.is_at_low_edge(), edit.is_at_high_edge()], spare: [None; 2] };
             if over > 0 {

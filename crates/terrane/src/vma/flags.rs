@@ -85,6 +85,8 @@ bitflags::bitflags! {
         const UFFD_MISSING = 0x200;
         /// Maps frames of a device, which are not the machine's memory.
         const PFNMAP = 0x400;
+        /// There may be guards ([`Advice::GuardInstall`]) in the page table.
+        const MAYBE_GUARD = 0x800;
         /// Stores to pages that a handler of user faults has write-protected are for it.
         const UFFD_WP = 0x1000;
         /// Pages stay in memory.
@@ -131,8 +133,17 @@ impl VmFlags {
     /// Mappings that are not of ordinary pages (`VM_SPECIAL`): many calls leave them alone.
     pub const SPECIAL: VmFlags = VmFlags::IO.union(VmFlags::DONTEXPAND).union(VmFlags::PFNMAP);
 
+    /// What stays with whatever it is merged with (`VM_STICKY`): it keeps no two mappings apart, and the merged one has it.
+    pub const STICKY: VmFlags = VmFlags::MAYBE_GUARD;
+
     /// The two bits of a locked mapping.
     pub const LOCKED_MASK: VmFlags = VmFlags::LOCKED.union(VmFlags::LOCKONFAULT);
+
+    /// True when mappings with the two may be one.
+    #[inline]
+    pub fn merges_with(self, other: VmFlags) -> bool {
+        (self ^ other).difference(VmFlags::STICKY).is_empty()
+    }
 
     /// The protection as the calls name it.
     #[inline]

@@ -1,7 +1,7 @@
 //! Which neighbouring VMAs are one mapping, as in Linux.
 //!
 //! Two VMAs merge when the second begins where the first ends, shows the object where the first stops showing it,
-//! has the same attributes, and their private pages can be found through one anon_vma: one of the two has none
+//! has the same attributes (but for [sticky](VmFlags::STICKY) ones, which the merged VMA has if one of the two had them), and their private pages can be found through one anon_vma: one of the two has none
 //! yet, and the other's has no fork above it, or both have the same.
 
 use crate::addr::PAGE_SHIFT;
@@ -44,7 +44,8 @@ fn continues<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
 
 /// True when only the protection of the two may differ.
 pub fn alike_but_for_prot<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
-    continues(low, high) && (low.flags() ^ high.flags()).difference(VmFlags::PROT).is_empty()
+    let differ = (low.flags() ^ high.flags()).difference(VmFlags::PROT.union(VmFlags::STICKY));
+    continues(low, high) && differ.is_empty()
 }
 
 /// True when the private pages of the two can be found through one anon_vma.
@@ -59,12 +60,18 @@ fn anon_fits<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
 /// True when the two can become one VMA. Under the locks of their leaves, with both `anon` pointers frozen if they are to
 /// stay as they are.
 pub fn can_merge<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
-    low.flags() == high.flags() && continues(low, high) && anon_fits(low, high)
+    low.flags().merges_with(high.flags()) && continues(low, high) && anon_fits(low, high)
+}
+
+/// The same where `low` has just grown up to `high`. As in Linux it takes in what was never stored to, whatever forks lie above it.
+pub fn can_take_in<H: Host>(low: &Vma<H>, high: &Vma<H>) -> bool {
+    let fits = high.anon_vma().is_none() || anon_fits(low, high);
+    low.flags().merges_with(high.flags()) && continues(low, high) && fits
 }
 
 impl<H: Host> Candidate<'_, H> {
     fn alike(&self, vma: &Vma<H>) -> bool {
-        vma.flags() == self.flags
+        vma.flags().merges_with(self.flags)
             && same_object(vma.object(), self.object)
             && vma.anon_vma().is_none_or(|anon| anon.is_root())
     }

@@ -7,6 +7,7 @@ use crate::machine::Cpu;
 use crate::mm::HugePages;
 use crate::space::AddressSpace;
 use crate::space::change::Change;
+use crate::space::seal::refuses_advice;
 use crate::vma::{Advice, VmFlags};
 
 const ACCESS_PATTERN: VmFlags = VmFlags::RAND_READ.union(VmFlags::SEQ_READ);
@@ -20,6 +21,7 @@ pub(super) struct Attributes {
     refused_by: VmFlags,
     /// For private anonymous memory only.
     private_memory: bool,
+    advice: Advice,
 }
 
 impl Attributes {
@@ -40,7 +42,7 @@ impl Attributes {
             Advice::NoHugePage => (VmFlags::NOHUGEPAGE, VmFlags::HUGEPAGE, VmFlags::SPECIAL),
             _ => return None,
         };
-        Some(Self { set, clear, refused_by, private_memory: advice == Advice::WipeOnFork })
+        Some(Self { set, clear, refused_by, private_memory: advice == Advice::WipeOnFork, advice })
     }
 
     fn apply(self, flags: VmFlags) -> VmFlags {
@@ -52,7 +54,7 @@ impl<H: Host> AddressSpace<H> {
     /// Changes the attributes of one VMA after the other, and goes on behind holes; stops at the first that refuses.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from a VMA that refuses, [`Error::NoMemory`] for a hole; [`Error::Again`] when a VMA cannot be
+    /// [`Error::Invalid`] from a VMA that refuses, [`Error::NotPermitted`] from a sealed one; [`Error::NoMemory`] for a hole; [`Error::Again`] when a VMA cannot be
     /// divided for want of memory or within the limit of mappings, as Linux says it.
     pub(super) fn set_attributes(
         &self,
@@ -93,6 +95,9 @@ impl<H: Host> AddressSpace<H> {
                     hole = true;
                     break;
                 };
+                if refuses_advice(seen.flags, vma.object().is_some(), attributes.advice) {
+                    return Err(Error::NotPermitted);
+                }
                 let refuses = seen.flags.intersects(attributes.refused_by)
                     || attributes.private_memory && vma.object().is_some();
                 if refuses {
@@ -113,8 +118,7 @@ impl<H: Host> AddressSpace<H> {
                 }
                 change.plan(&change.cpu.pin(), splits).map_err(|_| Error::Again)?;
                 *changed = true;
-                change.set_flags(part, |flags| attributes.apply(flags));
-                change.merge_around(part);
+                change.alter(part, |_, flags| attributes.apply(flags));
             }
             at = part.end;
         }

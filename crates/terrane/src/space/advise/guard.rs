@@ -11,7 +11,12 @@
 //! Installing makes the tables first, and can fail only then. A table stays as long as a mapping reaches into its span, and the
 //! call holds the range; a block cannot come into being where a table is. So the second pass finds the tables.
 //!
-//! A fork looks into the entries of VMAs with an anon_vma only, so the VMA gets one, of whatever kind it is, as in Linux.
+//! # Forks
+//!
+//! A fork looks into the entries of VMAs that have private pages, or that are marked ([`VmFlags::MAYBE_GUARD`]). The VMA gets the mark, all of it,
+//! before the first guard, and keeps it. As in Linux private memory also gets an anon_vma, which decides what it merges with. The step is one of attributes (a bracket, under the lock of the leaf), but says nothing that decides
+//! what addresses mean, so the call need not hold what it does not change: whoever computes new attributes does so under the same lock, and a
+//! merge takes the mark along.
 
 use crate::addr::{AddrRange, PAGE_SIZE};
 use crate::error::{Error, OutOfMemory};
@@ -22,11 +27,12 @@ use crate::mm::Mm;
 use crate::page_table::{EMPTY, GUARD, Pte, SlotError};
 use crate::space::retry_with_memory;
 use crate::space::sweep::Sweep;
+use crate::vma::VmFlags;
 
 /// Entries changed under one pin: some 10 us.
 const PAGES_A_PIN: u64 = 256;
 
-/// Makes every page of `range`, which lies in one VMA and is held, a guard; what is there is given to `sweep`.
+/// Makes every page of `range`, which lies in one VMA (`of_memory`: of private memory) and is held, a guard; what is there is given to `sweep`.
 ///
 /// # Errors
 /// [`Error::NoMemory`], and nothing done.
@@ -34,10 +40,14 @@ pub(super) fn install<H: Host>(
     mm: &Mm<H>,
     cpu: &Cpu<H>,
     range: AddrRange,
+    of_memory: bool,
     stores_reach: bool,
     sweep: &mut Sweep<'_, H>,
 ) -> Result<(), Error> {
-    fault::prepare_anon_held(mm, cpu, range.start).map_err(|_| Error::NoMemory)?;
+    if of_memory {
+        fault::prepare_anon_held(mm, cpu, range.start).map_err(|_| Error::NoMemory)?;
+    }
+    mark(mm, cpu, range.start);
     make_tables(mm, cpu, range)?;
     sweep.end_objects(stores_reach);
     let mut at = range.start;
@@ -59,6 +69,22 @@ pub(super) fn install<H: Host>(
         }
     }
     Ok(())
+}
+
+/// Says that there may be guards in the VMA at `addr`, which the caller holds.
+fn mark<H: Host>(mm: &Mm<H>, cpu: &Cpu<H>, addr: u64) {
+    let mut nodes = mm.take_reserve(cpu);
+    {
+        let pin = cpu.pin();
+        // Nothing is divided.
+        let _ = mm.index.edit(&mut nodes, &pin, addr, 0, |vma, _| {
+            let flags = vma.flags();
+            if !flags.contains(VmFlags::MAYBE_GUARD) {
+                vma.change(|vma| vma.set_flags(flags | VmFlags::MAYBE_GUARD));
+            }
+        });
+    }
+    mm.give_reserve(cpu, nodes);
 }
 
 /// Makes the tables of `range`, and tables of the blocks in it.

@@ -14,6 +14,7 @@ mod guard;
 mod marks;
 mod process;
 
+use super::seal::refuses_advice;
 use super::splits::Splits;
 use super::sweep::Sweep;
 use super::{AddressSpace, page_range};
@@ -44,7 +45,7 @@ impl<H: Host> AddressSpace<H> {
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unaligned address, a range that wraps, or a mapping that the advice does not apply to (before
-    /// that mapping, it has been followed); [`Error::NoMemory`] when part of the range is not mapped (elsewhere it has been
+    /// that mapping, it has been followed); [`Error::NotPermitted`] for advice that discards, and sealed memory that may not be stored to; [`Error::NoMemory`] when part of the range is not mapped (elsewhere it has been
     /// followed), or memory is short; [`Error::Again`] when a mapping cannot be divided. Populating: [`Error::Invalid`] where the
     /// mapping does not allow the access, [`Error::BadAddress`] for a page that would raise a signal. Removing:
     /// [`Error::Access`] for a mapping through which the object cannot be written, [`Error::Io`]. Collapsing:
@@ -105,7 +106,9 @@ impl<H: Host> AddressSpace<H> {
                         Advice::Cold | Advice::PageOut => {
                             marked |= take_marks(mm, cpu, part, Marks::Accessed);
                         }
-                        Advice::GuardInstall => guard::install(mm, cpu, part, stores, &mut sweep)?,
+                        Advice::GuardInstall => {
+                            guard::install(mm, cpu, part, !of_object, stores, &mut sweep)?
+                        }
                         Advice::GuardRemove => guard::remove(mm, cpu, part),
                         _ if of_object && seen.flags.contains(VmFlags::UFFD_WP) => {
                             sweep.forget_but_marks(part, stores);
@@ -168,6 +171,9 @@ impl<H: Host> AddressSpace<H> {
     fn punch(&self, cpu: &Cpu<H>, range: AddrRange) -> Result<(), Error> {
         events::removing(self.mm(), cpu, range);
         let hole = self.for_each_vma(cpu, range, |object, flags, pages| {
+            if refuses_advice(flags, object.is_some(), Advice::Remove) {
+                return Err(Error::NotPermitted);
+            }
             let object = object.filter(|_| !flags.contains(VmFlags::LOCKED)).ok_or(Error::Invalid)?;
             if !flags.contains(VmFlags::SHARED.union(VmFlags::MAYWRITE)) {
                 return Err(Error::Access);
@@ -225,6 +231,9 @@ impl<H: Host> AddressSpace<H> {
 
 /// Whether a mapping with these flags is one for the advice.
 fn check_entries(advice: Advice, flags: VmFlags, of_object: bool) -> Result<(), Error> {
+    if refuses_advice(flags, of_object, advice) {
+        return Err(Error::NotPermitted);
+    }
     let refused = match advice {
         Advice::DontNeedLocked => VmFlags::PFNMAP,
         Advice::GuardInstall => VmFlags::SPECIAL.union(VmFlags::LOCKED),

@@ -418,7 +418,8 @@ impl Run<'_> {
             for page in both.plain.pages_of(mapping.range) {
                 let page = page.as_ref().expect("mapped, though it should not be");
                 // Whether memory that was once writable still counts depends on what was stored.
-                let flags = mapping.flags.difference(VmFlags::ACCOUNT);
+                let flags = mapping.flags.difference(VmFlags::ACCOUNT.union(VmFlags::STICKY));
+                assert!(!page.guard || mapping.flags.contains(VmFlags::MAYBE_GUARD));
                 assert_eq!(page.flags.bits(), flags.bits(), "in {:x?}", mapping.range);
                 match page.shows {
                     Some((_, index)) => assert_eq!(offset, index << PAGE_SHIFT),
@@ -435,7 +436,9 @@ impl Run<'_> {
         let pin = self.bench.cpu.pin();
         let mut before: Option<&crate::vma::Vma<TestHost>> = None;
         both.space.mm().index.for_each(&pin, LIMITS, |vma| {
-            if let Some(low) = before.filter(|low| low.end() == vma.start() && low.flags() == vma.flags()) {
+            if let Some(low) =
+                before.filter(|low| low.end() == vma.start() && low.flags().merges_with(vma.flags()))
+            {
                 let mut separate = match (low.object(), vma.object()) {
                     (None, None) => false,
                     (Some(a), Some(b)) => {

@@ -100,7 +100,7 @@ impl Object {
     }
 
     fn set_len(&mut self, len: u64) {
-        if len < self.len {
+        if len <= self.len {
             self.data.truncate(len as usize);
             self.dirty = self.dirty.iter().copied().filter(|index| index * PAGE_SIZE < len).collect();
         }
