@@ -3,6 +3,8 @@
 //! | what | Linux | Terrane | why |
 //! |---|---|---|---|
 //! | `madvise` with `MERGEABLE`, `UNMERGEABLE` | as the kernel was built | `EINVAL`, as without KSM | pages are not merged; not generated |
+//! | `mmap` with `HUGETLB` of memory | an errno that depends on the pool | `EINVAL`, as without a pool | there is none; not generated with `NORESERVE`, which needs none until a page is touched |
+//! | `mmap` with `ABOVE4G` (0x80) | looks above 4 GiB | ignored | the host says where to look; not generated |
 //! | `mmap` with `FIXED` beyond `RLIMIT_AS` | fails, and what it would have replaced is divided by then | fails, and nothing has changed | not generated where that limit is set |
 //! | `mmap` at a fixed address in the last page of all, off its beginning | returns the address, which programs take for an errno | `ENOMEM` | not generated |
 //! | `mremap` with `DONTUNMAP` of locked memory without a page | the new mapping may become one with the old, and is unlocked with it, and with all that it touches | the new mapping stays locked | neither side makes the call ([`excludes_now`]) |
@@ -13,6 +15,10 @@ use crate::operation::{Op, Outcome};
 use crate::script::Setup;
 use crate::{kernel, machine};
 
+/// `MAP_HUGETLB`, `MAP_ANONYMOUS`.
+const HUGE_MEMORY: u64 = 0x4_0000 | 0x20;
+/// `MAP_NORESERVE`.
+const NORESERVE: u64 = 0x4000;
 /// `MAP_FIXED`, `MAP_FIXED_NOREPLACE`.
 const FIXED: u64 = 0x10 | 0x10_0000;
 
@@ -20,6 +26,8 @@ const FIXED: u64 = 0x10 | 0x10_0000;
 pub fn excludes(op: &Op, setup: &Setup) -> bool {
     match *op {
         Op::Advise { advice, .. } | Op::ProcessAdvise { advice, .. } => matches!(advice, 12 | 13 | 100 | 101),
+        Op::Map { flags, .. } if flags & HUGE_MEMORY == HUGE_MEMORY && flags & NORESERVE != 0 => true,
+        Op::Map { flags, .. } if flags & 0x80 != 0 => true,
         Op::Map { addr, flags, .. } if flags & FIXED != 0 && addr > !0xfff => true,
         Op::Map { flags, .. } if setup.mapped.is_some() && flags as i32 & libc::MAP_FIXED != 0 => true,
         Op::Map { addr: 0, len, flags, .. } => {
@@ -49,8 +57,15 @@ pub fn excludes_now(
 }
 
 /// Why two different outcomes of `op` are allowed, if they are.
-pub fn allows(_op: &Op, _kernel: &Outcome, _terrane: &Outcome) -> Option<&'static str> {
-    None
+pub fn allows(op: &Op, kernel: &Outcome, terrane: &Outcome) -> Option<&'static str> {
+    match (*op, kernel, terrane) {
+        (Op::Map { flags, .. }, Outcome::Errno(_), Outcome::Errno(libc::EINVAL))
+            if flags & HUGE_MEMORY == HUGE_MEMORY =>
+        {
+            Some("there is no pool of huge pages")
+        }
+        _ => None,
+    }
 }
 
 /// The attributes that both sides tell.

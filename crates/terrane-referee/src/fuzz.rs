@@ -6,7 +6,7 @@
 use crate::machine::Terrane;
 use crate::model::Model;
 use crate::operation::{DATA, Kind, NO_FILE, Op, Outcome, WORDS};
-use crate::script::{FILES, PROCESSES, Script, Setup, line};
+use crate::script::{PROCESSES, READ_ONLY, Script, Setup, line};
 use terrane::PAGE_SIZE;
 
 /// Pages of the window of a fuzzer's scripts.
@@ -63,13 +63,13 @@ pub fn decode(bytes: &[u8]) -> Script {
                     (kinds[next() as usize % 2] | libc::MAP_FIXED) as u64
                 }
                 Kind::Advice => 4,
-                Kind::File => next() % (FILES as u64 + 1),
+                Kind::File => next() % (READ_ONLY as u64 + 1),
                 Kind::Process => next() % PROCESSES as u64,
                 _ => next(),
             };
         }
         // The number behind the last file stands for memory.
-        if let (Some(Op::Map { .. }), true) = (Op::from_words(kind, &words), words[4] == FILES as u64) {
+        if let (Some(Op::Map { .. }), true) = (Op::from_words(kind, &words), words[4] == READ_ONLY as u64) {
             words[3] |= libc::MAP_ANONYMOUS as u64;
             (words[4], words[5]) = (NO_FILE, 0);
         }
@@ -123,7 +123,7 @@ pub fn check(terrane: &mut Terrane, script: &Script) -> Result<(), String> {
             }
         }
     }
-    for (file, part) in (0..FILES as u64).flat_map(|file| (0..8).map(move |part| (file, part))) {
+    for (file, part) in (0..READ_ONLY as u64).flat_map(|file| (0..8).map(move |part| (file, part))) {
         let op = Op::Read { file, offset: part * DATA as u64, len: DATA as u64 };
         if let Some(expected) = model.act(&op) {
             compare(at, &op, &expected, &terrane.act(model.acting(), &op)?)?;

@@ -259,6 +259,10 @@ impl Generator {
     }
 
     fn prot(&mut self) -> u64 {
+        if self.random.once_in(3 * self.wrong) {
+            // `PROT_SEM`, what there is not, `PROT_GROWSDOWN`, `PROT_GROWSUP`.
+            return self.random.below(8) | self.random.pick(&[8, 16, 1 << 24, 1 << 24, 1 << 25, 3 << 24]);
+        }
         self.random.pick(&[3, 3, 3, 3, 3, 1, 1, 0, 0, 7, 5, 2, 4, 6])
     }
 
@@ -382,6 +386,11 @@ impl Generator {
             libc::MAP_GROWSDOWN,
             libc::MAP_32BIT,
             0x8,
+            libc::MAP_HUGETLB,
+            libc::MAP_SYNC,
+            libc::MAP_DENYWRITE,
+            // `MAP_SHARED_VALIDATE`, of what is shared.
+            0x2,
         ];
         for flag in rare {
             if self.random.once_in(24) {
@@ -399,7 +408,9 @@ impl Generator {
             }
         }
         if self.wrong() {
-            match self.random.below(6) {
+            match self.random.below(8) {
+                6 => flags ^= 1 << self.random.below(32),
+                7 => flags |= (self.random.number() & self.random.number()) as i32,
                 0 => flags ^= libc::MAP_PRIVATE,
                 1 => flags ^= libc::MAP_SHARED,
                 2 if file != NO_FILE => offset += 1 + self.random.below(PAGE_SIZE - 1),

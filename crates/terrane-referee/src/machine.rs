@@ -1,7 +1,7 @@
 //! Terrane's side: the same operations on spaces of a [`HostedMachine`].
 
 use crate::operation::{DATA, NO_FILE, Op, Outcome, byte, word};
-use crate::script::{FILES, PROCESSES, Setup, USER_END};
+use crate::script::{FILES, PROCESSES, READ_ONLY, READ_ONLY_LEN, Setup, USER_END};
 use crate::view::{Area, Counts, Present, Shows};
 use core::sync::atomic::{AtomicU8, Ordering};
 use std::io;
@@ -15,7 +15,7 @@ use terrane::page_table::{Level, Pte, X86_64};
 use terrane::space::linux::OpenFile;
 use terrane::space::{AddressSpace, MapRequest, SpaceConfig};
 use terrane::sync::Shared;
-use terrane::vma::{MapFlags, Prot};
+use terrane::vma::{Prot, VmFlags};
 use terrane::{Error, FaultError, PAGE_SHIFT, PAGE_SIZE};
 use terrane_hosted::{Cpu, HostFile, Hosted, HostedMachine, Interrupted, MachineConfig, Space};
 
@@ -100,6 +100,7 @@ impl Terrane {
                 File { object, backing: None }
             });
         }
+        self.fill_read_only()?;
         let around = USER_END - setup.pages * PAGE_SIZE - PAGE_SIZE;
         let mut config = SpaceConfig::default();
         config.range = AddrRange::new(PAGE_SIZE, USER_END);
@@ -116,6 +117,17 @@ impl Terrane {
         space.set_heap(self.cpu.core(), setup.heap_start()).map_err(broken)?;
         self.spaces[0] = Some(Shared::try_new(space).map_err(broken)?);
         Ok(())
+    }
+
+    /// Puts into the file that is open for reading only what is in it.
+    fn fill_read_only(&self) -> Result<(), String> {
+        let object = &self.files[READ_ONLY].object;
+        object.set_len(self.cpu.core(), READ_ONLY_LEN as u64);
+        let store = |n: usize| {
+            let value = byte(READ_ONLY as u64, n);
+            self.with_byte(object, n as u64, true, |place| place.store(value, Ordering::Relaxed))
+        };
+        (0..READ_ONLY_LEN).try_for_each(store).ok_or_else(|| "Terrane cannot fill a file".to_owned())
     }
 
     /// Ends all processes.
@@ -222,10 +234,11 @@ impl Terrane {
         file: u64,
         offset: u64,
     ) -> Result<u64, Error> {
+        let writable = file as usize != READ_ONLY;
         let file = self.files.get(file as usize).map(|file| OpenFile {
             object: &file.object,
             readable: true,
-            writable: true,
+            writable,
             append_only: false,
         });
         space.mmap(self.cpu.core(), addr, len, prot, flags, file.as_ref(), offset)
@@ -274,7 +287,7 @@ impl Terrane {
     }
 
     fn truncate(&self, file: u64, len: u64) -> Outcome {
-        if len > i64::MAX as u64 {
+        if len > i64::MAX as u64 || file as usize == READ_ONLY {
             return Outcome::Errno(libc::EINVAL);
         }
         let Some(File { object, backing }) = self.files.get(file as usize) else {
@@ -295,6 +308,9 @@ impl Terrane {
         };
         if offset > i64::MAX as u64 {
             return Outcome::Errno(libc::EINVAL);
+        }
+        if file as usize == READ_ONLY {
+            return Outcome::Errno(libc::EBADF);
         }
         let len = (len as usize).min(DATA);
         let end = offset + len as u64;
@@ -417,7 +433,10 @@ impl Terrane {
                 offset,
                 shows,
             };
-            records.push((area, seen.flags.bits()));
+            // As in Linux, what may never be stored to is shared in name only.
+            let only_named = seen.flags & (VmFlags::SHARED | VmFlags::MAYWRITE) == VmFlags::SHARED;
+            let hidden = if only_named { VmFlags::SHARED } else { VmFlags::empty() };
+            records.push((area, seen.flags.difference(hidden).bits()));
             at = seen.range.end;
         }
         Ok(records)
@@ -456,22 +475,17 @@ fn signal(error: FaultError, done: usize, bytes: Vec<u8>) -> Outcome {
     Outcome::Signal { signal: error.signal(), code: error.code(), done: done as u64, bytes }
 }
 
-/// Flags of `mmap` that Terrane has.
-const MAP_FLAGS: u64 = MapFlags::all().bits() as u64 | libc::MAP_ANONYMOUS as u64;
-
 /// Attributes that Terrane keeps, in Linux's bits.
 pub fn known_flags() -> u64 {
-    terrane::vma::VmFlags::all().bits()
+    VmFlags::all().bits()
 }
 
-/// True when Terrane has the call with these arguments: others are not generated.
+/// True when the arguments are those of a call: others are not generated.
 pub fn is_supported(op: &Op) -> bool {
     match *op {
         Op::Map { flags, file, .. } => {
-            let anonymous = flags as i32 & libc::MAP_ANONYMOUS != 0;
-            flags & !MAP_FLAGS == 0 && (anonymous || file != NO_FILE)
+            flags >> 32 == 0 && (flags as i32 & libc::MAP_ANONYMOUS != 0 || file != NO_FILE)
         }
-        Op::Protect { prot, .. } => prot <= 7,
         _ => true,
     }
 }

@@ -4,7 +4,7 @@
 //! files, unmap, protect, forget, loads, stores, files, forks. What is outside of that is not asked of it ([`Model::knows`]).
 
 use crate::operation::{DATA, NO_FILE, Op, Outcome, byte, word};
-use crate::script::{FILES, PROCESSES, Setup};
+use crate::script::{PROCESSES, READ_ONLY, Setup};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use terrane::PAGE_SIZE;
@@ -70,7 +70,7 @@ impl Model {
     pub fn new(setup: &Setup) -> Self {
         let mut spaces: [Option<Pages>; PROCESSES] = Default::default();
         spaces[0] = Some(Pages::new());
-        Self { setup: *setup, spaces, objects: vec![Object::default(); FILES], acting: 0 }
+        Self { setup: *setup, spaces, objects: vec![Object::default(); READ_ONLY], acting: 0 }
     }
 
     /// The process that acts.
@@ -99,7 +99,7 @@ impl Model {
                 plain(addr, len)
                     && kind
                     && anonymous == (file == NO_FILE)
-                    && (anonymous || file < FILES as u64)
+                    && (anonymous || file < READ_ONLY as u64)
                     && offset.is_multiple_of(PAGE_SIZE)
                     && offset < 1 << 40
             }
@@ -111,9 +111,9 @@ impl Model {
                 len as usize <= DATA && addr.saturating_add(len) <= self.setup.end()
             }
             Op::LoadWord { addr } | Op::StoreWord { addr, .. } => addr % PAGE_SIZE <= PAGE_SIZE - 8,
-            Op::Truncate { file, len } => file < FILES as u64 && len < 1 << 24,
+            Op::Truncate { file, len } => file < READ_ONLY as u64 && len < 1 << 24,
             Op::Write { file, offset, .. } | Op::Read { file, offset, .. } => {
-                file < FILES as u64 && offset < 1 << 24
+                file < READ_ONLY as u64 && offset < 1 << 24
             }
             Op::Fork {} | Op::Switch { .. } | Op::Exit {} => true,
             _ => false,
@@ -235,7 +235,7 @@ impl Model {
     fn truncate(&mut self, file: usize, len: u64) {
         let object = &mut self.objects[file];
         let first = len.div_ceil(PAGE_SIZE);
-        if len < object.len {
+        if len <= object.len {
             object.pages.retain(|&index, _| index < first);
             if let (within @ 1.., Some(page)) =
                 ((len % PAGE_SIZE) as usize, object.pages.get_mut(&(len / PAGE_SIZE)))

@@ -23,8 +23,14 @@ pub const USER_END: u64 = 0x7fff_ffff_f000;
 /// Where windows may lie: above 1 GiB and below 2 GiB, where `MAP_32BIT` looks.
 pub const ARENA: std::ops::Range<u64> = 0x5000_0000..0x5100_0000;
 
-/// Files there are, each empty at first.
-pub const FILES: usize = 3;
+/// Files there are, each empty at first but for [`READ_ONLY`].
+pub const FILES: usize = 4;
+
+/// The file that is open for reading only: the last.
+pub const READ_ONLY: usize = 3;
+
+/// Bytes in it: byte `n` is [`byte`](crate::operation::byte)`(READ_ONLY, n)`.
+pub const READ_ONLY_LEN: usize = 3 * PAGE_SIZE as usize + 100;
 
 /// Processes at a time.
 pub const PROCESSES: usize = 4;
@@ -108,7 +114,8 @@ impl Setup {
                 // Only a fixed address is taken as it is, and without replacing only `FIXED` does harm.
                 flags as i32 & libc::MAP_FIXED == 0
                     || flags as i32 & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE
-                    || self.keeps(addr, len)
+                    // Huge pages are rounded up, and what is there is gone before they are refused.
+                    || flags as i32 & libc::MAP_HUGETLB == 0 && self.keeps(addr, len)
             }
             Op::Unmap { addr, len }
             | Op::Protect { addr, len, .. }

@@ -2,7 +2,8 @@
 //!
 //! Nothing here allocates, because it runs in processes that must not move what they have.
 
-use crate::script::{ARENA, FILES, Setup, USER_END};
+use crate::operation::byte;
+use crate::script::{ARENA, FILES, READ_ONLY, READ_ONLY_LEN, Setup, USER_END};
 use core::ptr;
 use terrane::PAGE_SIZE;
 
@@ -74,12 +75,31 @@ fn hex(text: &[u8]) -> u64 {
     digits.fold(0, |all, digit| all << 4 | u64::from(digit))
 }
 
-/// Fills everything but the arena.
-pub(super) fn fill_around_arena(buffer: &mut [u8]) -> Result<(), Unable> {
-    // Touched now, because it will not grow later.
+/// Touches more of the stack than the helper will ever need: what lies below it is filled, so that it cannot grow any more.
+#[inline(never)]
+fn touch_stack() {
     let mut stack = [0u8; 128 << 10];
     core::hint::black_box(&mut stack);
+}
+
+/// Fills everything but the arena.
+pub(super) fn fill_around_arena(buffer: &mut [u8]) -> Result<(), Unable> {
+    // From a function of its own, so that all that is called from here finds the stack as large as it will be: one that grew by a page between
+    // the look at what is mapped and the filling would be in its way.
+    touch_stack();
     let least = decimal(read_file(c"/proc/sys/vm/mmap_min_addr", buffer)?).max(PAGE_SIZE);
+    let mut attempts = 0;
+    loop {
+        match fill_holes(least, buffer) {
+            // The system has mapped something meanwhile: another look says what.
+            Err((_, libc::EEXIST)) if attempts < 3 => attempts += 1,
+            result => return result,
+        }
+    }
+}
+
+/// Fills what is free at this moment, but the arena.
+fn fill_holes(least: u64, buffer: &mut [u8]) -> Result<(), Unable> {
     let text = read_file(c"/proc/self/maps", buffer)?;
     let mut from = least;
     let hole = |from: u64, to: u64| -> Result<(), Unable> {
@@ -98,6 +118,15 @@ pub(super) fn fill_around_arena(buffer: &mut [u8]) -> Result<(), Unable> {
     hole(from, USER_END)
 }
 
+/// `/proc/self/fd/…` of a descriptor below 1000, as a C string.
+fn proc_path(fd: i32) -> [u8; 18] {
+    let mut path = *b"/proc/self/fd/000\0";
+    for (place, unit) in path[14..17].iter_mut().zip([100, 10, 1]) {
+        *place = b'0' + (fd / unit % 10) as u8;
+    }
+    path
+}
+
 /// Prepares a process for a script; returns the numbers of its files, and how many bytes it may lock.
 pub(super) fn begin(setup: &Setup, buffer: &mut [u8]) -> Result<([u64; FILES], u64), Unable> {
     let mut inodes = [0; FILES];
@@ -108,10 +137,20 @@ pub(super) fn begin(setup: &Setup, buffer: &mut [u8]) -> Result<([u64; FILES], u
     for (number, inode) in inodes.iter_mut().enumerate() {
         let fd = memfd(c"referee")?;
         let own = FIRST_FILE + number as i32;
-        // SAFETY: descriptors of this process; `stat` is filled in before it is read.
+        // SAFETY: descriptors of this process, a C string, and a buffer of the given length; `stat` is filled in before it is read.
         unsafe {
             check("numbering a memfd", libc::dup2(fd, own).into())?;
             libc::close(fd);
+            if number == READ_ONLY {
+                let bytes = &mut buffer[..READ_ONLY_LEN];
+                bytes.iter_mut().enumerate().for_each(|(n, place)| *place = byte(READ_ONLY as u64, n));
+                check("filling a memfd", libc::write(own, bytes.as_ptr().cast(), bytes.len()) as i64)?;
+                let path = proc_path(own);
+                let fd = libc::open(path.as_ptr().cast(), libc::O_RDONLY);
+                check("opening a memfd for reading", fd.into())?;
+                check("numbering a memfd", libc::dup2(fd, own).into())?;
+                libc::close(fd);
+            }
             let mut stat = core::mem::zeroed::<libc::stat>();
             check("asking for a memfd's inode", libc::fstat(own, &mut stat).into())?;
             *inode = stat.st_ino;

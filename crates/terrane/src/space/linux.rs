@@ -27,7 +27,6 @@ const MAP_SHARED_VALIDATE: u64 = 0x03;
 const MAP_DROPPABLE: u64 = 0x08;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_HUGETLB: u64 = 0x4_0000;
-const MAP_SYNC: u64 = 0x8_0000;
 /// The flags that `MAP_SHARED_VALIDATE` takes (`LEGACY_MAP_MASK`): those that were there before it. `MAP_FIXED_NOREPLACE` came later.
 const LEGACY: u64 = MAP_SHARED_VALIDATE
     | 0x10
@@ -63,7 +62,7 @@ impl<H: Host> AddressSpace<H> {
     ///
     /// # Errors
     /// As `mmap` of Linux 6.18, in its order. `MAP_HUGETLB` is refused with [`Error::Invalid`], as by a kernel without a pool of huge
-    /// pages, and `MAP_SYNC` with [`Error::Unsupported`].
+    /// pages, and `MAP_SYNC` with [`Error::Unsupported`] where flags are checked (`MAP_SHARED_VALIDATE`); elsewhere it is ignored.
     #[allow(clippy::too_many_arguments, reason = "the arguments of mmap")]
     pub fn mmap(
         &self,
@@ -205,9 +204,6 @@ fn kind_of_file<H: Host>(
     }
     if flags & u64::from(MapFlags::GROWSDOWN.bits()) != 0 {
         return Err(Error::Invalid);
-    }
-    if flags & MAP_SYNC != 0 {
-        return Err(Error::Unsupported);
     }
     kind.set(MapFlags::READ_ONLY, !file.writable);
     Ok(kind)

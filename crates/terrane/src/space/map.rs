@@ -310,6 +310,7 @@ fn vm_flags(prot: Prot, map: MapFlags) -> VmFlags {
     flags.set(VmFlags::NORESERVE, map.contains(MapFlags::NORESERVE));
     flags.set(VmFlags::LOCKED, map.contains(MapFlags::LOCKED));
     flags.set(VmFlags::NOHUGEPAGE, map.contains(MapFlags::STACK));
+    flags.set(VmFlags::SYNC, map.contains(MapFlags::SYNC));
     if map.contains(MapFlags::DROPPABLE) {
         flags |= VmFlags::DROPPABLE | VmFlags::NORESERVE | VmFlags::WIPEONFORK | VmFlags::DONTDUMP;
     }

@@ -41,6 +41,8 @@ bitflags::bitflags! {
         const NONBLOCK = 0x1_0000;
         /// A thread's stack: no huge pages.
         const STACK = 0x2_0000;
+        /// As in Linux, kept as an attribute of the mapping, and without effect otherwise (`MAP_SYNC`).
+        const SYNC = 0x8_0000;
         /// At exactly this address, or not at all.
         const FIXED_NOREPLACE = 0x10_0000;
         /// Not Linux's: the object was opened without permission to store, so that a shared mapping is never writable.
@@ -107,6 +109,8 @@ bitflags::bitflags! {
         const ACCOUNT = 0x10_0000;
         /// Mapped with `NORESERVE`.
         const NORESERVE = 0x20_0000;
+        /// Mapped with `SYNC`.
+        const SYNC = 0x80_0000;
         /// Empty in the child after `fork`.
         const WIPEONFORK = 0x200_0000;
         /// Left out of core dumps.
