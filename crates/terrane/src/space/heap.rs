@@ -8,7 +8,7 @@ use super::map::MapRequest;
 use super::place::Fits;
 use super::sweep::Sweep;
 use super::{AddressSpace, Limit};
-use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil, page_floor};
+use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
 use crate::fault::user::events::Unmapping;
 use crate::host::Host;
@@ -65,11 +65,9 @@ impl<H: Host> AddressSpace<H> {
             told.done(cpu);
         }
         if moved.is_ok() && end > heap.end && self.mm().future_flags().contains(VmFlags::LOCKED) {
-            let _ = self.fill_locked(
-                cpu,
-                AddrRange::new(page_floor(heap.end), page_ceil(end).unwrap_or(end)),
-                true,
-            );
+            // As in Linux, the page of the old break is left as it is.
+            let gained = AddrRange::new(page_ceil(heap.end).unwrap_or(end), page_ceil(end).unwrap_or(end));
+            let _ = self.fill_locked(cpu, gained, true);
         }
         cpu.tidy();
         if moved.is_ok() { end } else { heap.end }
