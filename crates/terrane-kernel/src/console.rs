@@ -80,11 +80,6 @@ pub fn read(buffer: &mut [u8]) -> usize {
     })
 }
 
-/// True when there is something to read.
-pub fn has_input() -> bool {
-    interrupts::without(|| RECEIVED.lock().count > 0)
-}
-
 struct Report(Serial);
 
 impl Write for Report {

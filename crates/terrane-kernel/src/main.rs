@@ -2,7 +2,6 @@
 
 #![no_std]
 #![no_main]
-#![allow(dead_code, reason = "parts of it are still to come")]
 
 extern crate alloc;
 

@@ -12,8 +12,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 pub type SpinLock<T> = lock_api::Mutex<RawSpin, T>;
 /// A blocking lock.
 pub type Mutex<T> = lock_api::Mutex<RawMutex, T>;
-/// A blocking lock for many readers or one writer.
-pub type RwLock<T> = lock_api::RwLock<RawRwLock, T>;
 
 /// The inside of a [`SpinLock`].
 pub struct RawSpin(AtomicBool);
@@ -127,7 +125,7 @@ const WRITER_WAITS: u32 = 1 << 30;
 const SLEEPER: u32 = 1 << 29;
 const READERS: u32 = SLEEPER - 1;
 
-/// The inside of a [`RwLock`]: the number of readers, or the mark of the writer, and marks of those who wait.
+/// The inside of a blocking lock for many readers or one writer, which Terrane uses: the number of readers, or the mark of the writer, and marks of those who wait.
 pub struct RawRwLock(AtomicU32);
 
 impl RawRwLock {

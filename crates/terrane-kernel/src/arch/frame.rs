@@ -58,12 +58,6 @@ pub struct TrapFrame {
 const _: () = assert!(size_of::<TrapFrame>() == 27 * 16);
 
 impl TrapFrame {
-    /// True when a program was interrupted, false when the kernel was.
-    #[inline]
-    pub fn is_user(&self) -> bool {
-        self.cs & 3 != 0
-    }
-
     /// The registers of a program that is to begin at `rip` with its stack at `rsp`.
     pub fn user(rip: u64, rsp: u64) -> Self {
         Self {

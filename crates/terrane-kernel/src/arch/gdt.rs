@@ -46,8 +46,6 @@ struct TaskState {
 pub struct Tables {
     segments: UnsafeCell<[u64; 9]>,
     task: UnsafeCell<TaskState>,
-    /// The memory of the trap stacks; never freed.
-    stacks: [u64; STACKS],
 }
 
 #[repr(C, packed)]
@@ -86,7 +84,6 @@ impl Tables {
                 _reserved_three: [0; 5],
                 ports: size_of::<TaskState>() as u16,
             }),
-            stacks,
         })
     }
 
@@ -131,10 +128,5 @@ impl Tables {
     pub fn set_kernel_stack(&self, top: u64) {
         // SAFETY: the processor whose it is reads it, when it enters from user mode: not now.
         unsafe { (*self.task.get()).stacks[0] = top };
-    }
-
-    /// True when `addr` is in a trap stack.
-    pub fn is_trap_stack(&self, addr: u64) -> bool {
-        self.stacks.iter().any(|&top| (top - STACK as u64..top).contains(&addr))
     }
 }

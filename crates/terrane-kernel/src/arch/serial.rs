@@ -28,17 +28,6 @@ impl Serial {
         unsafe { port::write_u8(self.0 + 1, 1) };
     }
 
-    /// Sends a byte; waits until there is room.
-    pub fn send(self, byte: u8) {
-        // SAFETY: as above. 0x20: the transmitter takes a byte.
-        unsafe {
-            while port::read_u8(self.0 + 5) & 0x20 == 0 {
-                core::hint::spin_loop();
-            }
-            port::write_u8(self.0, byte);
-        }
-    }
-
     /// Sends bytes. The FIFO takes 16 at a time.
     pub fn send_all(self, bytes: &[u8]) {
         for part in bytes.chunks(16) {

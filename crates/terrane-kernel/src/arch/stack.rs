@@ -48,7 +48,6 @@ impl KernelStack {
     pub fn user_frame(&self) -> *mut super::TrapFrame {
         (self.top() - size_of::<super::TrapFrame>() as u64) as *mut super::TrapFrame
     }
-
 }
 
 /// Panics when the kernel stack that begins at `top` has overflowed: what lies beside it is broken. 0: no stack.

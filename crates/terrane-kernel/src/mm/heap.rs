@@ -10,7 +10,6 @@ use super::layout::{Piece, direct};
 use crate::arch::interrupts;
 use crate::sync::RawSpin;
 use core::sync::atomic::{AtomicBool, Ordering};
-use lock_api::RawMutex as _;
 use talc::{ErrOnOom, Span, Talc, Talck};
 
 /// A spin lock that keeps interrupts out while it is held.
