@@ -197,6 +197,8 @@ pub struct Info {
     pub space: Option<Arc<Space>>,
     /// The path of its program.
     pub program: Option<Shared<Vec<u8>>>,
+    /// What it was started with, each ended by NUL.
+    pub arguments: Option<Shared<Vec<u8>>>,
     pub layout: Layout,
     /// In ns.
     pub user_time: u64,
@@ -239,6 +241,7 @@ pub fn info(pid: u32) -> Option<Info> {
             threads: Vec::new(),
             space: None,
             program: process.program.lock().clone(),
+            arguments: process.arguments.lock().clone(),
             layout: Layout::default(),
             user_time: ended.time - ended.in_kernel.min(ended.time),
             system_time: ended.in_kernel,

@@ -322,7 +322,7 @@ fn become_loaded(
         vfork.done();
     }
     let written = finish(thread, frame, &loaded, arguments, environment, executed);
-    let renewed = renew(thread, executed, path);
+    let renewed = renew(thread, executed, path, arguments);
     if written.is_err() || renewed.is_err() {
         // There is nobody left to tell.
         exit::kill_process(process);
@@ -353,7 +353,12 @@ fn be_alone(thread: &CurrentThread) -> Result<(), Errno> {
 }
 
 /// What of a process does not outlive its program.
-fn renew(thread: &CurrentThread, executed: &[u8], path: Vec<u8>) -> Result<(), Errno> {
+fn renew(
+    thread: &CurrentThread,
+    executed: &[u8],
+    path: Vec<u8>,
+    arguments: &Strings,
+) -> Result<(), Errno> {
     let process = thread.process();
     let actions = process.actions().copy();
     actions.reset();
@@ -382,6 +387,9 @@ fn renew(thread: &CurrentThread, executed: &[u8], path: Vec<u8>) -> Result<(), E
         let len = name.len().min(15);
         own.name[..len].copy_from_slice(&name[..len]);
     });
+    let arguments = Shared::try_new(copied(&arguments.bytes)?)?;
+    let before = process.arguments.lock().replace(arguments);
+    drop(before);
     *process.program.lock() = Some(Shared::try_new(path)?);
     Ok(())
 }

@@ -129,6 +129,8 @@ pub struct Process {
     pub ids: Lock<[[u32; 3]; 2]>,
     /// The path of its program.
     pub program: Lock<Option<Shared<alloc::vec::Vec<u8>>>>,
+    /// The arguments it was started with, each ended by NUL.
+    pub arguments: Lock<Option<Shared<alloc::vec::Vec<u8>>>>,
 }
 
 impl Process {
@@ -168,6 +170,7 @@ impl Process {
             has_execed: AtomicBool::new(false),
             ids: Lock::new([[0; 3]; 2]),
             program: Lock::new(None),
+            arguments: Lock::new(None),
         })?)
     }
 
@@ -188,6 +191,7 @@ impl Process {
         self.barriers.store(parent.barriers.load(Ordering::Relaxed), Ordering::Relaxed);
         *self.ids.lock() = *parent.ids.lock();
         *self.program.lock() = parent.program.lock().clone();
+        *self.arguments.lock() = parent.arguments.lock().clone();
         Ok(())
     }
 

@@ -157,9 +157,10 @@ impl ProcessFile {
                 writeln!(out, "{size} {resident} {shared} {code} 0 {data} 0").map_err(no_memory)
             }
             ProcessFile::CommandLine => {
-                let Some(program) = &info.program else { return Ok(()) };
-                out.bytes = copy(program)?;
-                out.write_str("\0").map_err(no_memory)
+                if let Some(arguments) = &info.arguments {
+                    out.bytes = copy(arguments)?;
+                }
+                Ok(())
             }
             ProcessFile::Name => writeln!(out, "{}", name(info, thread)).map_err(no_memory),
             ProcessFile::Limits => limits(info, out).map_err(no_memory),
