@@ -5,6 +5,7 @@ use super::device::Device;
 use super::directory::Directory;
 use super::epoll::Epoll;
 use super::event::Event;
+use super::permission::Who;
 use super::pipe::Pipe;
 use super::procfs::Entry;
 use super::regular::Regular;
@@ -103,11 +104,12 @@ impl Inode {
     /// `ENOMEM`.
     pub fn with_number(volume: Volume, kind: Kind, mode: u32, number: u64) -> Result<Node, Errno> {
         let now = Time::now();
+        let who = Who::calls();
         let links = if matches!(kind, Kind::Directory(_)) { 2 } else { 1 };
         let attributes = Attributes {
             mode: mode & 0o7777,
-            uid: 0,
-            gid: 0,
+            uid: who.uid,
+            gid: who.gid,
             links,
             accessed: now,
             modified: now,

@@ -309,12 +309,18 @@ pub fn lseek(fd: i32, offset: i64, whence: u32) -> Result<u64, Errno> {
     let base = match whence {
         0 => 0,
         1 => *position as i64,
+        _ if file.node.is_directory() => return Err(Errno::EINVAL),
         2 if matches!(file.node.kind, Kind::Regular(_)) => len as i64,
         2 => 0,
-        // To the next bytes, and to the next hole: files have no holes but behind their end.
+        // To the next bytes, and to the next hole.
         3 | 4 => {
             let offset = u64::try_from(offset).ok().filter(|&offset| offset < len).ok_or(Errno::ENXIO)?;
-            *position = if whence == 3 { offset } else { len };
+            let Kind::Regular(regular) = &file.node.kind else { return Err(Errno::EINVAL) };
+            *position = if whence == 3 {
+                regular.next_page(offset, true).filter(|&at| at < len).ok_or(Errno::ENXIO)?
+            } else {
+                regular.next_page(offset, false).map_or(len, |at| at.min(len))
+            };
             return Ok(*position);
         }
         _ => return Err(Errno::EINVAL),
@@ -439,18 +445,17 @@ pub fn copy_file_range(
     flags: u32,
 ) -> Result<u64, Errno> {
     let (from, to) = (current::files().get(input)?, current::files().get(out)?);
-    if !from.reads() || !to.writes() || to.appends() {
-        return Err(Errno::EBADF);
-    }
-    for file in [&from, &to] {
-        match file.node.kind {
-            Kind::Regular(_) => {}
-            Kind::Directory(_) => return Err(Errno::EISDIR),
-            _ => return Err(Errno::EINVAL),
-        }
-    }
     if flags != 0 {
         return Err(Errno::EINVAL);
+    }
+    if [&from, &to].iter().any(|file| file.node.is_directory()) {
+        return Err(Errno::EISDIR);
+    }
+    if [&from, &to].iter().any(|file| file.node.regular().is_none()) {
+        return Err(Errno::EINVAL);
+    }
+    if !from.reads() || !to.writes() || to.appends() {
+        return Err(Errno::EBADF);
     }
     let (read_position, write_position) = (Position::of(from_at)?, Position::of(to_at)?);
     let (read_at, write_at) = (read_position.get(&from), write_position.get(&to));
@@ -458,6 +463,8 @@ pub fn copy_file_range(
     if super::tree::same(&from.node, &to.node) && overlap {
         return Err(Errno::EINVAL);
     }
+    // Not beyond the end that it has now: the file may be the same, and become longer by this.
+    let len = len.min(from.node.len().saturating_sub(read_at));
     let done = transfer(&from, read_at, &to, write_at, len)?;
     read_position.advance(&from, done)?;
     write_position.advance(&to, done)?;

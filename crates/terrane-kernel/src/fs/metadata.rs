@@ -5,6 +5,7 @@ use super::buffers::is_users;
 use super::current;
 use super::inode::{Attributes, Inode, Kind, Node, Time, Volume};
 use super::names::existing;
+use super::permission::{WRITE, Who};
 use super::procfs::Memory;
 use crate::errno::Errno;
 use crate::mm;
@@ -116,15 +117,16 @@ pub fn access(dirfd: i32, path: u64, mode: u32, flags: u32) -> Result<u64, Errno
         return Err(Errno::EINVAL);
     }
     let node = existing(dirfd, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?;
-    // Programs are the superuser's: all is allowed but running what nobody may run.
-    let runs = node.is_directory() || node.attributes.lock().mode & 0o111 != 0;
-    if mode & 1 != 0 && !runs { Err(Errno::EACCES) } else { Ok(0) }
+    let who = if flags & AT_EACCESS != 0 { Who::calls() } else { Who::really_calls() };
+    who.may(&node, mode)?;
+    Ok(0)
 }
 
 fn set_mode(node: &Node, mode: u32) -> Result<u64, Errno> {
     if node.is_link() {
         return Err(Errno::EOPNOTSUPP);
     }
+    Who::calls().owns(node)?;
     node.attributes.lock().mode = mode & 0o7777;
     node.touch_attributes();
     Ok(0)
@@ -144,6 +146,13 @@ pub fn chmodat(dirfd: i32, path: u64, mode: u32, flags: u32) -> Result<u64, Errn
 }
 
 fn set_owner(node: &Node, uid: u32, gid: u32) -> Result<u64, Errno> {
+    let who = Who::calls();
+    let owner = node.attributes.lock().uid;
+    let stays = uid == u32::MAX || uid == owner;
+    let mine = gid == u32::MAX || gid == who.gid;
+    if !(who.is_superuser() || who.uid == owner && stays && mine) {
+        return Err(Errno::EPERM);
+    }
     {
         let mut attributes = node.attributes.lock();
         if uid != u32::MAX {
@@ -181,7 +190,13 @@ pub enum Change {
     To(Time),
 }
 
-fn set_times(node: &Node, accessed: Change, modified: Change) {
+fn set_times(node: &Node, accessed: Change, modified: Change) -> Result<u64, Errno> {
+    let who = Who::calls();
+    if [accessed, modified] == [Change::Now; 2] {
+        who.owns(node).or_else(|_| who.may(node, WRITE))?;
+    } else {
+        who.owns(node)?;
+    }
     let now = Time::now();
     let mut attributes = node.attributes.lock();
     for (change, time) in [(accessed, 0), (modified, 1)] {
@@ -197,6 +212,7 @@ fn set_times(node: &Node, accessed: Change, modified: Change) {
         }
     }
     attributes.changed = now;
+    Ok(0)
 }
 
 /// `utimensat`.
@@ -229,8 +245,7 @@ pub fn utimensat(dirfd: i32, path: u64, times: u64, flags: u32) -> Result<u64, E
     } else {
         existing(dirfd, path, flags & AT_SYMLINK_NOFOLLOW == 0, flags)?
     };
-    set_times(&node, changes[0], changes[1]);
-    Ok(0)
+    set_times(&node, changes[0], changes[1])
 }
 
 /// `futimesat`, `utimes`: in microseconds.
@@ -246,8 +261,7 @@ pub fn utimes(dirfd: i32, path: u64, times: u64) -> Result<u64, Errno> {
         }
     }
     let node = existing(dirfd, path, true, 0)?;
-    set_times(&node, changes[0], changes[1]);
-    Ok(0)
+    set_times(&node, changes[0], changes[1])
 }
 
 /// `utime`: in seconds.
@@ -258,8 +272,7 @@ pub fn utime(path: u64, times: u64) -> Result<u64, Errno> {
         changes = seconds.map(|seconds| Change::To(Time { seconds, nanoseconds: 0 }));
     }
     let node = existing(AT_FDCWD, path, true, 0)?;
-    set_times(&node, changes[0], changes[1]);
-    Ok(0)
+    set_times(&node, changes[0], changes[1])
 }
 
 fn set_len(node: &Node, len: i64) -> Result<u64, Errno> {
@@ -284,7 +297,9 @@ pub fn truncate(path: u64, len: i64) -> Result<u64, Errno> {
     if len < 0 {
         return Err(Errno::EINVAL);
     }
-    set_len(&existing(AT_FDCWD, path, true, 0)?, len)
+    let node = existing(AT_FDCWD, path, true, 0)?;
+    Who::calls().may(&node, WRITE)?;
+    set_len(&node, len)
 }
 
 /// `ftruncate`.

@@ -5,6 +5,7 @@
 //! | [`cpio`] | the boot archive, from which the tree is filled |
 //! | [`inode`], [`directory`], [`regular`], [`device`], [`pipe`], [`event`], [`timer`], [`epoll`] | what there is |
 //! | [`path`], [`tree`] | from names to inodes; what changes names |
+//! | [`permission`] | who may do what |
 //! | [`open`], [`table`], [`locks`] | open files, descriptors, locks of files |
 //! | [`procfs`] | `/proc` and `/sys` |
 //! | [`names`], [`metadata`], [`io`], [`descriptors`], [`poll`] | the calls |
@@ -36,6 +37,7 @@ mod metadata;
 mod names;
 mod open;
 mod path;
+mod permission;
 mod pipe;
 mod poll;
 mod procfs;
@@ -103,8 +105,19 @@ fn fill(archive: &[u8]) -> Result<(), Errno> {
     for member in cpio::members(archive) {
         unpack(&member)?;
     }
+    // Programs look users up; the archive may bring its own.
+    let etc = root.directory().and_then(|root| root.get(b"etc")).ok_or(Errno::ENOENT)?;
+    for (name, text) in [("passwd", PASSWD), ("group", GROUP)] {
+        if etc.directory().is_some_and(|etc| etc.get(name.as_bytes()).is_none()) {
+            let node = tree::create_file(&etc, name.as_bytes(), 0o644)?;
+            node.regular().map(|regular| regular.fill(text.as_bytes())).transpose()?;
+        }
+    }
     Ok(())
 }
+
+const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n";
+const GROUP: &str = "root:x:0:\nnogroup:x:65534:\n";
 
 /// Makes what a member of the archive describes, and the directories on the way.
 fn unpack(member: &cpio::Member<'_>) -> Result<(), Errno> {
@@ -153,7 +166,7 @@ fn unpack(member: &cpio::Member<'_>) -> Result<(), Errno> {
 /// # Errors
 /// As any walk; `EINVAL` when it is no regular file; `ENOMEM`, `EIO`.
 pub fn read_whole(path: &[u8]) -> Result<Vec<u8>, Errno> {
-    let node = path::walk(tree::root(), path, true)?.existing()?;
+    let node = path::walk(tree::root(), path, path::Last::Follow)?.existing()?;
     let regular = node.regular().ok_or(Errno::EINVAL)?;
     let mut bytes = Vec::new();
     let len = regular.len() as usize;

@@ -3,13 +3,14 @@
 use super::abi::{
     AT_EMPTY_PATH, AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_ACCMODE, O_APPEND, O_ASYNC, O_CLOEXEC,
     O_CREAT, O_DIRECT, O_DIRECTORY, O_EXCL, O_LARGEFILE, O_NOATIME, O_NOFOLLOW, O_NONBLOCK, O_PATH,
-    O_TMPFILE, O_TRUNC, PATH_MAX, S_IFCHR, S_IFIFO, S_IFMT, S_IFREG,
+    O_TMPFILE, O_TRUNC, O_WRONLY, PATH_MAX, S_IFCHR, S_IFIFO, S_IFMT, S_IFREG,
 };
 use super::current;
 use super::directory::{FIRST, Listed};
 use super::inode::{Kind, Node, Volume};
 use super::open::{Open, OpenFile};
-use super::path::{self, Found, path_of, walk};
+use super::path::{self, Found, Last, path_of, walk};
+use super::permission::{EXECUTE, READ, WRITE, Who};
 use super::pipe::Pipe;
 use super::procfs;
 use super::regular::{Regular, SEAL_SEAL};
@@ -42,9 +43,9 @@ pub fn start_of(dirfd: i32, path: &[u8]) -> Result<Node, Errno> {
 ///
 /// # Errors
 /// As [`walk`], [`start_of`], [`user_path`].
-pub fn find(dirfd: i32, at: u64, follow: bool) -> Result<Found, Errno> {
+pub fn find(dirfd: i32, at: u64, last: Last) -> Result<Found, Errno> {
     let path = user_path(at)?;
-    walk(&start_of(dirfd, &path)?, &path, follow)
+    walk(&start_of(dirfd, &path)?, &path, last)
 }
 
 /// What a path leads to, or, with an empty path and `AT_EMPTY_PATH`, the descriptor itself.
@@ -60,7 +61,7 @@ pub fn existing(dirfd: i32, at: u64, follow: bool, flags: u32) -> Result<Node, E
         }
         return Ok(current::files().get_path(dirfd)?.node.clone());
     }
-    walk(&start_of(dirfd, &path)?, &path, follow)?.existing()
+    walk(&start_of(dirfd, &path)?, &path, Last::following(follow))?.existing()
 }
 
 /// How a file is to be opened.
@@ -79,7 +80,7 @@ pub struct How {
 pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
     let flags = how.flags;
     if flags & O_PATH != 0 {
-        let found = walk(start, path, flags & O_NOFOLLOW == 0)?;
+        let found = walk(start, path, Last::following(flags & O_NOFOLLOW == 0))?;
         let absolute = found.path().unwrap_or_default();
         let node = found.existing()?;
         if flags & O_DIRECTORY != 0 && !node.is_directory() {
@@ -98,7 +99,7 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
     let mode = how.mode & 0o7777 & !current::umask();
     let status = flags & !(O_CREAT | O_EXCL | O_TRUNC | O_CLOEXEC) | O_LARGEFILE;
     if temporary {
-        let found = walk(start, path, true)?;
+        let found = walk(start, path, Last::Follow)?;
         let absolute = found.path()?;
         if !found.existing()?.is_directory() {
             return Err(Errno::ENOTDIR);
@@ -108,15 +109,14 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
     }
     let alone = flags & (O_CREAT | O_EXCL) == O_CREAT | O_EXCL;
     loop {
-        let found = walk(start, path, flags & O_NOFOLLOW == 0 && !alone)?;
+        let follow = flags & O_NOFOLLOW == 0 && !alone;
+        let last = if flags & O_CREAT != 0 { Last::Create(follow) } else { Last::following(follow) };
+        let found = walk(start, path, last)?;
         let absolute = found.path()?;
-        let Found { parent, name, node, slash, .. } = found;
+        let Found { parent, name, node, .. } = found;
         let Some(node) = node else {
             if flags & O_CREAT == 0 {
                 return Err(Errno::ENOENT);
-            }
-            if slash {
-                return Err(Errno::EISDIR);
             }
             let parent = parent.ok_or(Errno::ENOENT)?;
             match tree::create_file(&parent, &name, mode) {
@@ -132,7 +132,7 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
         if node.is_link() {
             return Err(Errno::ELOOP);
         }
-        if node.is_directory() && (writes || flags & O_CREAT != 0) {
+        if node.is_directory() && (writes || flags & (O_CREAT | O_TRUNC) != 0) {
             return Err(Errno::EISDIR);
         }
         if flags & O_DIRECTORY != 0 && !node.is_directory() {
@@ -141,6 +141,12 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
         if node.file_type() == 0 {
             return Err(Errno::ENXIO);
         }
+        let wanted = match flags & O_ACCMODE {
+            0 => READ,
+            O_WRONLY => WRITE,
+            _ => READ | WRITE,
+        } | if flags & O_TRUNC != 0 { WRITE } else { 0 };
+        Who::calls().may(&node, wanted)?;
         if flags & O_TRUNC != 0
             && let Kind::Regular(regular) = &node.kind
         {
@@ -157,9 +163,6 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
 
 fn open_how(dirfd: i32, at: u64, how: How) -> Result<u64, Errno> {
     let path = user_path(at)?;
-    if path.is_empty() {
-        return Err(Errno::ENOENT);
-    }
     let file = open_node(&start_of(dirfd, &path)?, &path, how)?;
     current::add_file(file, how.flags & O_CLOEXEC != 0)
 }
@@ -228,7 +231,7 @@ fn leads_through_links(start: &Node, path: &[u8]) -> Result<bool, Errno> {
         if path[end - 1] == b'/' {
             continue;
         }
-        match walk(start, &path[..end], false)?.node {
+        match walk(start, &path[..end], Last::Stay)?.node {
             Some(node) if node.is_link() => return Ok(true),
             _ => {}
         }
@@ -238,14 +241,14 @@ fn leads_through_links(start: &Node, path: &[u8]) -> Result<bool, Errno> {
 
 /// `mkdirat`.
 pub fn mkdir(dirfd: i32, at: u64, mode: u32) -> Result<u64, Errno> {
-    let (parent, name) = find(dirfd, at, false)?.free()?;
+    let (parent, name) = find(dirfd, at, Last::Entry)?.free()?;
     tree::create_directory(&parent, &name, mode & 0o1777 & !current::umask())?;
     Ok(0)
 }
 
 /// `mknodat`: regular files, pipes, and the devices that there are.
 pub fn mknod(dirfd: i32, at: u64, mode: u32, device: u64) -> Result<u64, Errno> {
-    let found = find(dirfd, at, false)?;
+    let found = find(dirfd, at, Last::Entry)?;
     let kind = match mode & S_IFMT {
         0 | S_IFREG => Kind::Regular(Regular::try_new()?),
         S_IFIFO => Kind::Pipe(Pipe::new()),
@@ -253,10 +256,7 @@ pub fn mknod(dirfd: i32, at: u64, mode: u32, device: u64) -> Result<u64, Errno> 
         super::abi::S_IFDIR => return Err(Errno::EPERM),
         _ => return Err(Errno::EINVAL),
     };
-    if found.slash {
-        return Err(Errno::ENOENT);
-    }
-    let (parent, name) = found.free()?;
+    let (parent, name) = found.free_for_file()?;
     tree::create(&parent, &name, kind, mode & !current::umask())?;
     Ok(0)
 }
@@ -266,7 +266,7 @@ pub fn unlink(dirfd: i32, at: u64, flags: u32) -> Result<u64, Errno> {
     if flags & !AT_REMOVEDIR != 0 {
         return Err(Errno::EINVAL);
     }
-    let found = find(dirfd, at, false)?;
+    let found = find(dirfd, at, Last::Entry)?;
     if flags & AT_REMOVEDIR != 0 { tree::remove_directory(&found) } else { tree::unlink(&found) }?;
     Ok(0)
 }
@@ -277,7 +277,7 @@ pub fn rename(from_dir: i32, from: u64, to_dir: i32, to: u64, flags: u32) -> Res
     if flags & !both != 0 || flags == both {
         return Err(Errno::EINVAL);
     }
-    tree::rename(&find(from_dir, from, false)?, &find(to_dir, to, false)?, flags)?;
+    tree::rename(&find(from_dir, from, Last::Entry)?, &find(to_dir, to, Last::Entry)?, flags)?;
     Ok(0)
 }
 
@@ -287,7 +287,7 @@ pub fn link(from_dir: i32, from: u64, to_dir: i32, to: u64, flags: u32) -> Resul
         return Err(Errno::EINVAL);
     }
     let node = existing(from_dir, from, flags & AT_SYMLINK_FOLLOW != 0, flags)?;
-    let (parent, name) = find(to_dir, to, false)?.free()?;
+    let (parent, name) = find(to_dir, to, Last::Entry)?.free_for_file()?;
     tree::link(&parent, &name, &node)?;
     Ok(0)
 }
@@ -298,11 +298,8 @@ pub fn symlink(target: u64, dirfd: i32, at: u64) -> Result<u64, Errno> {
     if target.is_empty() {
         return Err(Errno::ENOENT);
     }
-    let found = find(dirfd, at, false)?;
-    if found.slash && found.node.is_none() {
-        return Err(Errno::ENOENT);
-    }
-    let (parent, name) = found.free()?;
+    let found = find(dirfd, at, Last::Entry)?;
+    let (parent, name) = found.free_for_file()?;
     tree::create(&parent, &name, Kind::Symlink(target), 0o777)?;
     Ok(0)
 }
@@ -316,7 +313,7 @@ pub fn readlink(dirfd: i32, at: u64, to: u64, size: u64) -> Result<u64, Errno> {
     let node = if path.is_empty() && dirfd != AT_FDCWD {
         current::files().get_path(dirfd)?.node.clone()
     } else {
-        walk(&start_of(dirfd, &path)?, &path, false)?.existing()?
+        walk(&start_of(dirfd, &path)?, &path, Last::Stay)?.existing()?
     };
     let target = match path::read_link(&node) {
         Err(Errno::EINVAL) if path.is_empty() => return Err(Errno::ENOENT),
@@ -329,7 +326,7 @@ pub fn readlink(dirfd: i32, at: u64, to: u64, size: u64) -> Result<u64, Errno> {
 
 /// `chdir`.
 pub fn chdir(at: u64) -> Result<u64, Errno> {
-    enter(find(AT_FDCWD, at, true)?.existing()?)
+    enter(find(AT_FDCWD, at, Last::Follow)?.existing()?)
 }
 
 /// `fchdir`.
@@ -341,6 +338,7 @@ fn enter(node: Node) -> Result<u64, Errno> {
     if !node.is_directory() {
         return Err(Errno::ENOTDIR);
     }
+    Who::calls().may(&node, EXECUTE)?;
     current::cwd().set_directory(node);
     Ok(0)
 }

@@ -3,6 +3,7 @@
 use super::abi::{MAX_LINKS, NAME_MAX, PATH_MAX};
 use super::directory::copy;
 use super::inode::{Kind, Node};
+use super::permission::{EXECUTE, Who};
 use super::procfs;
 use super::tree;
 use crate::errno::Errno;
@@ -53,6 +54,14 @@ impl Found {
             (None, Some(parent)) => Ok((parent, self.name)),
             _ => Err(Errno::EEXIST),
         }
+    }
+
+    /// The same for what is no directory.
+    ///
+    /// # Errors
+    /// `EEXIST`; `ENOENT` for a path that ends in a slash.
+    pub fn free_for_file(self) -> Result<(Node, Vec<u8>), Errno> {
+        if self.slash && self.node.is_none() { Err(Errno::ENOENT) } else { self.free() }
     }
 
     /// The absolute path of what there is.
@@ -125,18 +134,38 @@ fn lookup(directory: &Node, name: &[u8]) -> Result<Option<Node>, Errno> {
     }
 }
 
-/// Walks `path` from `start`, or from the root if it begins with a slash. A link at its end is followed if `follow`, or if a slash comes
-/// behind it.
+/// What is to become of a link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Last {
+    /// It is followed.
+    Follow,
+    /// It is not, unless a slash comes behind it.
+    Stay,
+    /// The entry itself is wanted: it is not followed, and a slash behind it is the caller's to judge.
+    Entry,
+    /// As `Follow` or not; a file may be made there, and so no slash may come behind it.
+    Create(bool),
+}
+
+impl Last {
+    /// `Follow` or `Stay`.
+    pub fn following(follow: bool) -> Self {
+        if follow { Last::Follow } else { Last::Stay }
+    }
+}
+
+/// Walks `path` from `start`, or from the root if it begins with a slash.
 ///
 /// # Errors
-/// `ENOENT`, also for an empty path or when another directory than the last is missing; `ENOTDIR`, `ENAMETOOLONG`, `ELOOP`, `ENOMEM`.
-pub fn walk(start: &Node, path: &[u8], follow: bool) -> Result<Found, Errno> {
+/// `ENOENT`, also for an empty path or when another directory than the last is missing; `EISDIR` as [`Last::Create`] says; `EACCES`, `ENOTDIR`, `ENAMETOOLONG`, `ELOOP`, `ENOMEM`.
+pub fn walk(start: &Node, path: &[u8], end: Last) -> Result<Found, Errno> {
     if path.is_empty() {
         return Err(Errno::ENOENT);
     }
     if path.len() >= PATH_MAX {
         return Err(Errno::ENAMETOOLONG);
     }
+    let who = Who::calls();
     let mut here = if path[0] == b'/' { tree::root().clone() } else { start.clone() };
     let mut rest = copy(path)?;
     let mut at = 0;
@@ -151,14 +180,17 @@ pub fn walk(start: &Node, path: &[u8], follow: bool) -> Result<Found, Errno> {
             }
             return Ok(Found { parent: None, name: Vec::new(), node: Some(here), slash, dots });
         }
-        let end = begin + rest[begin..].iter().take_while(|&&byte| byte != b'/').count();
-        let behind = end + rest[end..].iter().take_while(|&&byte| byte == b'/').count();
-        let (slash, last) = (behind > end, behind == rest.len());
+        let name_end = begin + rest[begin..].iter().take_while(|&&byte| byte != b'/').count();
+        let behind = name_end + rest[name_end..].iter().take_while(|&&byte| byte == b'/').count();
+        let (slash, last) = (behind > name_end, behind == rest.len());
         if !here.is_directory() {
             return Err(Errno::ENOTDIR);
         }
-        let name = &rest[begin..end];
-        at = end;
+        if !who.is_superuser() {
+            who.may(&here, EXECUTE)?;
+        }
+        let name = &rest[begin..name_end];
+        at = name_end;
         if name == b"." {
             dots = Dots::One;
             continue;
@@ -171,6 +203,9 @@ pub fn walk(start: &Node, path: &[u8], follow: bool) -> Result<Found, Errno> {
         if name.len() > NAME_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
+        if last && slash && matches!(end, Last::Create(_)) {
+            return Err(Errno::EISDIR);
+        }
         let Some(node) = lookup(&here, name)? else {
             if !last {
                 return Err(Errno::ENOENT);
@@ -178,7 +213,12 @@ pub fn walk(start: &Node, path: &[u8], follow: bool) -> Result<Found, Errno> {
             let name = copy(name)?;
             return Ok(Found { parent: Some(here), name, node: None, slash, dots: Dots::None });
         };
-        if node.is_link() && (!last || slash || follow) {
+        let follow = match end {
+            Last::Follow | Last::Create(true) => true,
+            Last::Stay | Last::Create(false) => slash,
+            Last::Entry => false,
+        };
+        if node.is_link() && (!last || follow) {
             links += 1;
             if links > MAX_LINKS {
                 return Err(Errno::ELOOP);
@@ -196,15 +236,15 @@ pub fn walk(start: &Node, path: &[u8], follow: bool) -> Result<Found, Errno> {
                         here = tree::root().clone();
                         dots = Dots::Root;
                     }
-                    target.try_reserve(rest.len() - end)?;
-                    target.extend_from_slice(&rest[end..]);
+                    target.try_reserve(rest.len() - name_end)?;
+                    target.extend_from_slice(&rest[name_end..]);
                     (rest, at) = (target, 0);
                 }
             }
             continue;
         }
         if last {
-            if slash && !node.is_directory() {
+            if slash && end != Last::Entry && !node.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
             let name = copy(name)?;

@@ -3,9 +3,10 @@
 use super::abi::{AT_EMPTY_PATH, AT_SYMLINK_NOFOLLOW};
 use super::current;
 use super::device::Device;
-use super::inode::{Kind, Node};
+use super::inode::{Kind, Node, Time};
 use super::names::start_of;
-use super::path::walk;
+use super::path::{Last, walk};
+use super::permission::{EXECUTE, Who};
 use super::regular::{SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_WRITE};
 use super::tree;
 use crate::errno::Errno;
@@ -56,9 +57,12 @@ pub fn mapping_of(fd: u64, prot: u64, flags: u64) -> Result<Mapped, Errno> {
             if object.identity().is_none() {
                 tree::name_object(&file.node, &file.path)?;
             }
+            file.node.attributes.lock().accessed = Time::now();
             Ok(Some(MappedFile { object, readable, writable }))
         }
         Kind::Device(Device::Zero) => Ok(None),
+        // As Linux: how it was opened is looked at before what it is.
+        _ if !file.reads() => Err(Errno::EACCES),
         _ => Err(Errno::ENODEV),
     }
 }
@@ -76,7 +80,7 @@ pub fn open_program_at(dirfd: u64, path: &[u8], flags: u64) -> Result<(Node, Vec
         let file = current::files().get_path(dirfd)?;
         (file.node.clone(), super::directory::copy(&file.path)?)
     } else {
-        let found = walk(&start_of(dirfd, path)?, path, flags & AT_SYMLINK_NOFOLLOW == 0)?;
+        let found = walk(&start_of(dirfd, path)?, path, Last::following(flags & AT_SYMLINK_NOFOLLOW == 0))?;
         let mut path = found.path().unwrap_or_default();
         let node = found.existing()?;
         // Behind a link the program has another name.
@@ -89,9 +93,7 @@ pub fn open_program_at(dirfd: u64, path: &[u8], flags: u64) -> Result<(Node, Vec
         return Err(Errno::ELOOP);
     }
     let Some(object) = node.object() else { return Err(Errno::EACCES) };
-    if node.attributes.lock().mode & 0o111 == 0 {
-        return Err(Errno::EACCES);
-    }
+    Who::calls().may(&node, EXECUTE)?;
     if object.identity().is_none() {
         tree::name_object(&node, &path)?;
     }

@@ -6,6 +6,7 @@ use crate::mm::{self, KernelCpu, Object};
 use crate::sync::Mutex;
 use core::sync::atomic::{AtomicU32, Ordering};
 use terrane::PAGE_SIZE;
+use terrane::object::Page;
 
 /// `F_SEAL_SEAL`: no more seals.
 pub const SEAL_SEAL: u32 = 1;
@@ -172,7 +173,7 @@ impl Regular {
         const ZEROS: [u8; 256] = [0; 256];
         let absent = {
             let pin = cpu.pin();
-            self.object.page(&pin, start / PAGE_SIZE) == terrane::object::Page::Absent
+            self.object.page(&pin, start / PAGE_SIZE) == Page::Absent
         };
         let mut at = start;
         while at < end && !absent {
@@ -183,6 +184,19 @@ impl Regular {
             }
             at += part as u64;
         }
+    }
+
+    /// The first offset from `offset` on that lies in a page that there is, or in one that there is not: where bytes are, and where
+    /// holes are. `None` when there is none before the end. O(pages between).
+    pub fn next_page(&self, offset: u64, there: bool) -> Option<u64> {
+        let pages = self.object.pages();
+        mm::with_cpu(|cpu| {
+            (offset / PAGE_SIZE..pages).find(|&index| {
+                let pin = cpu.pin();
+                (self.object.page(&pin, index) != Page::Absent) == there
+            })
+        })
+        .map(|index| offset.max(index * PAGE_SIZE))
     }
 
     /// `fallocate`: makes the pages of a range, and the file longer unless `keep_size`.

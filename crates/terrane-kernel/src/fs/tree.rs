@@ -6,6 +6,7 @@ use super::abi::S_IFDIR;
 use super::directory::Directory;
 use super::inode::{Inode, Kind, Node, Volume};
 use super::path::{Dots, Found, path_of};
+use super::permission::Who;
 use super::regular::Regular;
 use crate::errno::Errno;
 use crate::sync::Mutex;
@@ -74,7 +75,9 @@ fn entries(node: &Node) -> Result<&Directory, Errno> {
 
 /// Makes an entry for `node`.
 fn enter(parent: &Node, name: &[u8], node: &Node) -> Result<(), Errno> {
-    entries(parent)?.insert(name, node)?;
+    let entries = entries(parent)?;
+    Who::calls().may_change(parent, None)?;
+    entries.insert(name, node)?;
     if node.is_directory() {
         parent.attributes.lock().links += 1;
     }
@@ -154,6 +157,9 @@ pub fn unlink(found: &Found) -> Result<(), Errno> {
     if node.is_directory() {
         return Err(Errno::EISDIR);
     }
+    if found.slash {
+        return Err(Errno::ENOTDIR);
+    }
     let parent = found.parent.as_ref().ok_or(Errno::EPERM)?;
     let removed = {
         let _alone = CHANGES.lock();
@@ -161,7 +167,10 @@ pub fn unlink(found: &Found) -> Result<(), Errno> {
         match entries.get(&found.name) {
             None => return Err(Errno::ENOENT),
             Some(now) if now.is_directory() => return Err(Errno::EISDIR),
-            Some(_) => entries.remove(&found.name),
+            Some(now) => {
+                Who::calls().may_change(parent, Some(&now))?;
+                entries.remove(&found.name)
+            }
         }
     };
     if let Some(node) = removed {
@@ -191,6 +200,7 @@ pub fn remove_directory(found: &Found) -> Result<(), Errno> {
     let entries_of_parent = entries(parent)?;
     let now = entries_of_parent.get(&found.name).ok_or(Errno::ENOENT)?;
     let directory = now.directory().ok_or(if now.is_directory() { Errno::EPERM } else { Errno::ENOTDIR })?;
+    Who::calls().may_change(parent, Some(&now))?;
     if directory.has_processes {
         return Err(Errno::EBUSY);
     }
@@ -212,12 +222,11 @@ pub const EXCHANGE: u32 = 2;
 /// # Errors
 /// As Linux: `ENOENT`, `EEXIST`, `EISDIR`, `ENOTDIR`, `ENOTEMPTY`, `EBUSY`, `EINVAL` when a directory would come into itself, `EXDEV`.
 pub fn rename(from: &Found, to: &Found, flags: u32) -> Result<(), Errno> {
-    if from.dots != Dots::None || to.dots != Dots::None {
-        return Err(if flags & NO_REPLACE != 0 && to.dots != Dots::None {
-            Errno::EEXIST
-        } else {
-            Errno::EBUSY
-        });
+    if from.dots != Dots::None {
+        return Err(Errno::EBUSY);
+    }
+    if to.dots != Dots::None {
+        return Err(if flags & NO_REPLACE != 0 { Errno::EEXIST } else { Errno::EBUSY });
     }
     let (Some(old), Some(new)) = (&from.parent, &to.parent) else { return Err(Errno::EXDEV) };
     let _alone = CHANGES.lock();
@@ -225,10 +234,18 @@ pub fn rename(from: &Found, to: &Found, flags: u32) -> Result<(), Errno> {
     let node = old_entries.get(&from.name).ok_or(Errno::ENOENT)?;
     let target = new_entries.get(&to.name);
     let is_directory = node.is_directory();
+    let who = Who::calls();
+    who.may_change(old, Some(&node))?;
+    who.may_change(new, target.as_ref())?;
     if flags & NO_REPLACE != 0 && target.is_some() {
         return Err(Errno::EEXIST);
     }
-    if !is_directory && (from.slash || to.slash) {
+    let exchanges = flags & EXCHANGE != 0;
+    if exchanges && target.is_none() {
+        return Err(Errno::ENOENT);
+    }
+    let target_is_file = target.as_ref().is_some_and(|target| !target.is_directory());
+    if !is_directory && (from.slash || to.slash && !exchanges) || exchanges && to.slash && target_is_file {
         return Err(Errno::ENOTDIR);
     }
     if matches!(node.kind, Kind::Proc(_)) || node.directory().is_some_and(|directory| directory.has_processes)
@@ -240,9 +257,6 @@ pub fn rename(from: &Found, to: &Found, flags: u32) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     let Some(target) = target else {
-        if flags & EXCHANGE != 0 {
-            return Err(Errno::ENOENT);
-        }
         new_entries.insert(&to.name, &node)?;
         old_entries.remove(&from.name);
         moved(&node, old, new, &to.name);
@@ -252,9 +266,9 @@ pub fn rename(from: &Found, to: &Found, flags: u32) -> Result<(), Errno> {
         return Ok(());
     }
     if target.is_directory() && lies_in(old, &target) {
-        return Err(if flags & EXCHANGE != 0 { Errno::EINVAL } else { Errno::ENOTEMPTY });
+        return Err(if exchanges { Errno::EINVAL } else { Errno::ENOTEMPTY });
     }
-    if flags & EXCHANGE != 0 {
+    if exchanges {
         new_entries.replace(&to.name, &node);
         old_entries.replace(&from.name, &target);
         moved(&node, old, new, &to.name);

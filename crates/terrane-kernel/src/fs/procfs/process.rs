@@ -74,7 +74,7 @@ impl Link {
             Link::Program => {
                 // By its path: a program that was removed meanwhile is not found any more.
                 let path = self.read(pid)?;
-                path::walk(tree::root(), &path, true)?.existing().map(Some)
+                path::walk(tree::root(), &path, path::Last::Follow)?.existing().map(Some)
             }
             Link::Directory => current::directory_of(pid).map(Some),
             Link::Root => Ok(Some(tree::root().clone())),
