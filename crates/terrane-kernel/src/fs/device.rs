@@ -26,27 +26,39 @@ pub enum Device {
 }
 
 /// Input that was looked at and not read yet, and whether its end was there.
-static PENDING: SpinLock<Pending> = SpinLock::new(Pending { bytes: [0; 256], len: 0, ended: false });
+static PENDING: SpinLock<Pending> =
+    SpinLock::new(Pending { bytes: [0; 256], len: 0, quoted: false, ended: false });
 
 struct Pending {
     bytes: [u8; 256],
     len: usize,
+    /// The byte that comes next is itself, whatever it is.
+    quoted: bool,
     ended: bool,
 }
 
 /// What stands for the end of input (Ctrl-D), where a terminal would have it.
 const END: u8 = 4;
+/// What quotes the byte behind it (Ctrl-V).
+const QUOTE: u8 = 22;
 
 impl Pending {
     /// Takes what has come from the line.
     fn fill(&mut self) {
-        if self.ended {
-            return;
-        }
-        self.len += console::read(&mut self.bytes[self.len..]);
-        if let Some(end) = self.bytes[..self.len].iter().position(|&byte| byte == END) {
-            self.len = end;
-            self.ended = true;
+        while !self.ended && self.len < self.bytes.len() {
+            let mut byte = [0];
+            if console::read(&mut byte) == 0 {
+                return;
+            }
+            match byte[0] {
+                END if !self.quoted => self.ended = true,
+                QUOTE if !self.quoted => self.quoted = true,
+                byte => {
+                    self.bytes[self.len] = byte;
+                    self.len += 1;
+                    self.quoted = false;
+                }
+            }
         }
     }
 }
