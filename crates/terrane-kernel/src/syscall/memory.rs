@@ -4,9 +4,7 @@ use super::Answer;
 use crate::errno::Errno;
 use crate::mm::{self, KernelCpu, KernelHost, Space};
 use crate::task::thread::current;
-use crate::task::tree::tree;
 use crate::{fs, user};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 use terrane::Error;
 use terrane::PAGE_SIZE;
@@ -254,9 +252,4 @@ pub fn get_mempolicy([mode, to, max, addr, flags, _]: [u64; 6]) -> Answer {
         user::clear(to + 8, 8 * rest.min(512))?;
     }
     Ok(0)
-}
-
-/// The space of a process, for who looks at it from outside.
-pub fn space_of(process: u32) -> Option<Arc<Space>> {
-    tree().process(process).and_then(|node| node.process.space())
 }

@@ -221,7 +221,13 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
                 (group, session, grandparent) = (node.group, node.session, node.parent);
             }
             let parent = if has(PARENT) { grandparent } else { parent.id() };
-            tree.add_process(Node { process: process.clone(), parent, group, session, change: Cell::new(None) });
+            tree.add_process(Node {
+                process: process.clone(),
+                parent,
+                group,
+                session,
+                change: Cell::new(None),
+            });
         }
         tree.add_thread(thread.clone());
     }

@@ -199,6 +199,3 @@ pub fn on_timer(user: bool) {
 /// Another CPU has called `ipi::reschedule` for this one: with interrupts off. What there is to do is done on the way back to user mode, or by the
 /// idle loop.
 pub fn on_reschedule() {}
-
-/// Input has come: with interrupts off. Who waits for it is woken by the console's queue.
-pub fn on_input() {}

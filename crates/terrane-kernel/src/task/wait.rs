@@ -1,15 +1,13 @@
 //! Waiting until something is so.
 //!
 //! A [`Queue`] knows the threads that wait for something; the condition itself is elsewhere, and is looked at by those who wait. Whoever
-//! makes it true calls [`wake_all`](Queue::wake_all) or [`wake_one`](Queue::wake_one) afterwards.
+//! makes it true calls [`wake_all`](Queue::wake_all) afterwards.
 //!
 //! # Why no wake-up is lost
 //!
 //! A waiter enters the queue, then says that it is about to sleep, then looks at its condition ([`super::sched`]). Whoever wakes makes the
 //! condition true, then looks through the queue. So it finds the waiter there and about to sleep, or the waiter finds the
-//! condition true. `wake_one` goes on to the next waiter where one is awake already: that one has not looked yet, or has been woken for something that
-//! happened before and will look. A waiter looks at its condition before it gives up for a signal or a deadline, so a single wake-up does not
-//! end with one that leaves.
+//! condition true. A waiter looks at its condition before it gives up for a signal or a deadline.
 //!
 //! A waiter lies on the stack of its thread, and leaves the queue, under its lock, before it returns; whoever wakes holds that lock, so
 //! the thread is alive.
@@ -90,18 +88,10 @@ impl Queue {
         let _ = wait_on(&[self], None, false, ready);
     }
 
-    /// Wakes one who sleeps here, if there is one.
-    pub fn wake_one(&self) {
-        self.waiters.lock().for_each(|waiter| {
-            // SAFETY: it waits here, so its thread is alive while we hold the lock.
-            !sched::wake(unsafe { &*waiter.thread })
-        });
-    }
-
     /// Wakes all who sleep here.
     pub fn wake_all(&self) {
         self.waiters.lock().for_each(|waiter| {
-            // SAFETY: as above.
+            // SAFETY: it waits here, so its thread is alive while we hold the lock.
             sched::wake(unsafe { &*waiter.thread });
             true
         });

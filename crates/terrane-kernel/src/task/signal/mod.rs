@@ -34,14 +34,12 @@ use crate::errno::Errno;
 use crate::task::lock::Lock;
 use core::sync::atomic::Ordering;
 
-pub const SIGHUP: u32 = 1;
 pub const SIGILL: u32 = 4;
 pub const SIGTRAP: u32 = 5;
 pub const SIGBUS: u32 = 7;
 pub const SIGFPE: u32 = 8;
 pub const SIGKILL: u32 = 9;
 pub const SIGSEGV: u32 = 11;
-pub const SIGPIPE: u32 = 13;
 pub const SIGALRM: u32 = 14;
 pub const SIGCHLD: u32 = 17;
 pub const SIGCONT: u32 = 18;
@@ -61,7 +59,6 @@ pub const REAL_TIME: u32 = 32;
 /// `si_code`s.
 pub const SI_USER: i32 = 0;
 pub const SI_KERNEL: i32 = 0x80;
-pub const SI_QUEUE: i32 = -1;
 pub const SI_TIMER: i32 = -2;
 pub const SI_TKILL: i32 = -6;
 
@@ -71,7 +68,6 @@ pub const IGNORE: u64 = 1;
 
 pub const SA_NOCLDSTOP: u64 = 1;
 pub const SA_NOCLDWAIT: u64 = 2;
-pub const SA_SIGINFO: u64 = 4;
 pub const SA_RESTORER: u64 = 0x0400_0000;
 pub const SA_ONSTACK: u64 = 0x0800_0000;
 pub const SA_RESTART: u64 = 0x1000_0000;
