@@ -353,12 +353,7 @@ fn be_alone(thread: &CurrentThread) -> Result<(), Errno> {
 }
 
 /// What of a process does not outlive its program.
-fn renew(
-    thread: &CurrentThread,
-    executed: &[u8],
-    path: Vec<u8>,
-    arguments: &Strings,
-) -> Result<(), Errno> {
+fn renew(thread: &CurrentThread, executed: &[u8], path: Vec<u8>, arguments: &Strings) -> Result<(), Errno> {
     let process = thread.process();
     let actions = process.actions().copy();
     actions.reset();

@@ -92,14 +92,7 @@ fn thread_only(thread: &CurrentThread) -> ! {
     let last = {
         let _tree = tree();
         let mut ended = process.ended.lock();
-        ended.add(&Usage {
-            time: thread.run_time(),
-            in_kernel: thread.kernel_time(),
-            faults: thread.faults.load(Ordering::Relaxed),
-            voluntary: thread.voluntary.load(Ordering::Relaxed),
-            preempted: thread.preempted.load(Ordering::Relaxed),
-            resident,
-        });
+        ended.add(&Usage { resident, ..thread.take_usage() });
         drop(ended);
         // Its number is free, for a thread that makes the process a new program above all.
         thread.set_id(0);

@@ -15,7 +15,7 @@ use terrane::sync::Shared;
 
 use super::list::{Link, Linked};
 use super::own::Own;
-use super::process::Process;
+use super::process::{Process, Usage};
 use super::sched;
 use super::signal::{self, Pending, Set};
 use super::vfork::Vfork;
@@ -236,6 +236,20 @@ impl Thread {
         let spent = self.charge(now);
         if !user {
             self.in_kernel.store(self.in_kernel.load(Ordering::Relaxed) + spent, Ordering::Relaxed);
+        }
+    }
+
+    /// What it has used up to now, which is counted elsewhere from here on: it ends. By the thread itself, with interrupts off.
+    pub fn take_usage(&self) -> Usage {
+        self.charge(arch::now());
+        let time = self.ran.swap(0, Ordering::Relaxed);
+        Usage {
+            time,
+            in_kernel: self.in_kernel.swap(0, Ordering::Relaxed).min(time),
+            faults: self.faults.swap(0, Ordering::Relaxed),
+            voluntary: self.voluntary.swap(0, Ordering::Relaxed),
+            preempted: self.preempted.swap(0, Ordering::Relaxed),
+            resident: 0,
         }
     }
 
