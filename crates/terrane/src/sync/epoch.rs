@@ -63,6 +63,9 @@ impl CpuId {
 /// Retired objects kept by a CPU before it tries to advance the epoch. Small: an advance reads one word a CPU.
 const COLLECT_AT: usize = 32;
 
+/// In an object whose stamp is that of one behind it in the queue, or that has none yet. Epochs begin at 1.
+const UNSTAMPED: u64 = 0;
+
 /// The part of a retired object that the epoch works with; embed it in whatever is to be retired.
 #[derive(Debug)]
 pub struct RetireLink {
@@ -291,6 +294,7 @@ impl<'e> Participant<'e> {
         let node = unsafe { link.as_ref() };
         note_write(node, 1);
         note_write(&slot.tail, 1);
+        node.stamp.set(UNSTAMPED);
         node.free.set(Some(free));
         node.next.set(ptr::null_mut());
         if slot.tail.get().is_null() {
@@ -312,20 +316,16 @@ impl<'e> Participant<'e> {
     /// Stamps what the pinned CPU has retired since the last time, before this pin.
     fn stamp(pin: &Pin<'_>) {
         let slot = &pin.epoch.slots[pin.id.index()];
-        let mut next = slot.fresh.replace(ptr::null_mut());
-        if next.is_null() {
+        if slot.fresh.replace(ptr::null_mut()).is_null() {
             return;
         }
         note_write(&slot.fresh, 1);
+        note_write(slot.tail.get(), 1);
         // The unlinking must be ordered before the stamp is read: a stamp too old would free too early. The fence is the pin's.
         let now = pin.epoch.global.load(Ordering::Relaxed);
-        while let Some(node) = NonNull::new(next) {
-            note_write(next, 1);
-            // SAFETY: queued objects are valid until freed, and the queue is ours under the pin.
-            let node = unsafe { node.as_ref() };
-            node.stamp.set(now);
-            next = node.next.get();
-        }
+        // The last one's stamp is that of all since the one before that has one.
+        // SAFETY: the tail is queued, as what is fresh is, so it is valid, and ours under the pin.
+        unsafe { (*slot.tail.get()).stamp.set(now) };
     }
 
     /// Frees what this CPU retired and nobody can see any more, once enough has come together. Not to be called
@@ -373,19 +373,22 @@ impl<'e> Participant<'e> {
         let first = slot.head.get();
         let mut last: *mut RetireLink = ptr::null_mut();
         let mut next = first;
-        let mut taken = 0;
+        let (mut seen, mut taken) = (0, 0);
         while let Some(node) = NonNull::new(next) {
-            if next == slot.fresh.get() {
-                break;
-            }
             // SAFETY: queued objects are valid until freed, and the queue is ours under the pin.
             let node = unsafe { node.as_ref() };
-            if !passed(pin.epoch, node.stamp.get()) {
+            seen += 1;
+            let stamp = node.stamp.get();
+            if stamp != UNSTAMPED {
+                if !passed(pin.epoch, stamp) {
+                    break;
+                }
+                // With all those before it.
+                (last, taken) = (next, seen);
+            } else if next == slot.fresh.get() {
                 break;
             }
-            last = next;
             next = node.next.get();
-            taken += 1;
         }
         if last.is_null() {
             return ptr::null_mut();
@@ -393,9 +396,9 @@ impl<'e> Participant<'e> {
         note_write(last, 1);
         note_write(&slot.head, 1);
         // SAFETY: `last` is a queued object.
-        unsafe { (*last).next.set(ptr::null_mut()) };
-        slot.head.set(next);
-        if next.is_null() {
+        let rest = unsafe { (*last).next.replace(ptr::null_mut()) };
+        slot.head.set(rest);
+        if rest.is_null() {
             slot.tail.set(ptr::null_mut());
         }
         slot.retired.set(slot.retired.get() - taken);
