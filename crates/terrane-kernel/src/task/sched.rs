@@ -27,7 +27,8 @@
 //! # Idle CPUs
 //!
 //! A CPU says that it is idle, then looks at its queue, then halts; whoever queues a thread puts it in, then looks whether the CPU is idle, and
-//! if so sends an interrupt. The queue's lock orders the two. A CPU with nothing to do takes threads from the fullest queue.
+//! if so sends an interrupt. The queue's lock orders the two. A CPU with nothing to do takes threads from the fullest queue, and one with two more
+//! than another gives it one at the end of a slice.
 
 use core::cell::{Cell, UnsafeCell};
 use core::ptr;
@@ -179,6 +180,29 @@ pub fn tick(now: u64, user: bool) {
     let here = cpu.length.load(Ordering::Relaxed);
     if here > 0 {
         cpu.must_switch.store(true, Ordering::Relaxed);
+        balance(cpu, here + 1);
+    }
+}
+
+/// Threads that run or wait on a CPU, about.
+fn load(cpu: usize) -> usize {
+    let one = &CPUS[cpu];
+    one.length.load(Ordering::Relaxed) + usize::from(!one.current.load(Ordering::Relaxed).is_null())
+}
+
+/// Gives a thread of this CPU's queue, which has `here` with the current one, to the CPU that has the fewest, if that has two less.
+fn balance(cpu: &Cpu, here: usize) {
+    let others = (0..MAX_CPUS).filter(|&other| online() >> other & 1 != 0);
+    let Some(target) = others.min_by_key(|&other| load(other)) else { return };
+    if load(target) + 2 > here {
+        return;
+    }
+    let fits = |thread: &Thread| {
+        thread.affinity.load(Ordering::Relaxed) >> target & 1 != 0 && !thread.on_cpu.load(Ordering::Acquire)
+    };
+    if let Some(thread) = take(cpu, fits) {
+        // SAFETY: it is in state `QUEUED` and in no queue, so it neither runs nor ends until this puts it into one.
+        enqueue(target, unsafe { &*thread }, false);
     }
 }
 
@@ -240,10 +264,6 @@ fn choose(thread: &Thread, last: usize) -> usize {
     let allowed = thread.affinity.load(Ordering::Relaxed) & online();
     let allowed = if allowed == 0 { online() } else { allowed };
     let may = |cpu: usize| allowed >> cpu & 1 != 0;
-    let load = |cpu: usize| {
-        let one = &CPUS[cpu];
-        one.length.load(Ordering::Relaxed) + usize::from(!one.current.load(Ordering::Relaxed).is_null())
-    };
     let mut best = if may(last) { last } else { allowed.trailing_zeros() as usize };
     let mut least = load(best);
     for cpu in (0..MAX_CPUS).filter(|&cpu| may(cpu)) {
