@@ -355,11 +355,12 @@ impl Position {
         }
     }
 
-    fn advance(&self, file: &OpenFile, by: u64) -> Result<(), Errno> {
+    /// Says where the next bytes are. The two files of a call may have one position.
+    fn set(&self, file: &OpenFile, to: u64) -> Result<(), Errno> {
         match *self {
-            Position::At(at, offset) => user::write_value(at, offset + by),
+            Position::At(at, _) => user::write_value(at, to),
             Position::Own => {
-                *file.position.lock() += by;
+                *file.position.lock() = to;
                 Ok(())
             }
         }
@@ -427,11 +428,12 @@ pub fn sendfile(out: i32, input: i32, place: u64, count: u64) -> Result<u64, Err
     }
     let position = Position::of(place)?;
     let write_at = if has_position(&to) { *to.position.lock() } else { 0 };
-    let done = transfer(&from, position.get(&from), &to, write_at, count)?;
-    position.advance(&from, done)?;
+    let read_at = position.get(&from);
+    let done = transfer(&from, read_at, &to, write_at, count)?;
     if has_position(&to) {
-        *to.position.lock() += done;
+        *to.position.lock() = write_at + done;
     }
+    position.set(&from, read_at + done)?;
     Ok(done)
 }
 
@@ -466,7 +468,7 @@ pub fn copy_file_range(
     // Not beyond the end that it has now: the file may be the same, and become longer by this.
     let len = len.min(from.node.len().saturating_sub(read_at));
     let done = transfer(&from, read_at, &to, write_at, len)?;
-    read_position.advance(&from, done)?;
-    write_position.advance(&to, done)?;
+    read_position.set(&from, read_at + done)?;
+    write_position.set(&to, write_at + done)?;
     Ok(done)
 }
