@@ -69,8 +69,6 @@ pub fn existing(dirfd: i32, at: u64, follow: bool, flags: u32) -> Result<Node, E
 pub struct How {
     pub flags: u32,
     pub mode: u32,
-    /// `openat2`'s restrictions.
-    pub resolve: u64,
 }
 
 /// Opens a file, or makes it.
@@ -189,7 +187,7 @@ const KNOWN: u32 = O_ACCMODE
 
 /// `openat`, `open`, `creat`.
 pub fn open(dirfd: i32, at: u64, flags: u32, mode: u32) -> Result<u64, Errno> {
-    open_how(dirfd, at, How { flags: flags & KNOWN, mode, resolve: 0 })
+    open_how(dirfd, at, How { flags: flags & KNOWN, mode })
 }
 
 /// `openat2`.
@@ -220,7 +218,7 @@ pub fn open2(dirfd: i32, at: u64, how: u64, size: u64) -> Result<u64, Errno> {
     if resolve & RESOLVE_NO_SYMLINKS != 0 && leads_through_links(&start_of(dirfd, &path)?, &path)? {
         return Err(Errno::ELOOP);
     }
-    open_how(dirfd, at, How { flags: flags as u32, mode: mode as u32, resolve })
+    open_how(dirfd, at, How { flags: flags as u32, mode: mode as u32 })
 }
 
 /// True when a link is on the way.
