@@ -40,7 +40,7 @@ int main(int argc, char **argv)
 			pause();
 	if (!strcmp(what, "missing")) {
 		for (int i = 0; i < 3; i++)
-			if (syscall(999) != -1 || errno != ENOSYS)
+			if (syscall(400) != -1 || errno != ENOSYS)
 				return 1;
 	}
 	return 0;

@@ -52,18 +52,23 @@ pub fn start_input() {
     interrupts::without(|| COM1.interrupt_on_input());
 }
 
-/// Takes what has come: in the interrupt, with interrupts off. What there is no room for is lost.
+/// Takes what has come: in the interrupt, with interrupts off. What there is no room for stays on the line, and whoever sends waits.
 pub fn on_input() {
-    let mut ring = RECEIVED.lock();
-    while let Some(byte) = COM1.receive() {
-        if ring.count < RING {
-            let at = (ring.from + ring.count) % RING;
-            ring.bytes[at] = byte;
-            ring.count += 1;
+    RECEIVED.lock().take();
+    INPUT.wake_all();
+}
+
+impl Ring {
+    /// Takes what is on the line.
+    fn take(&mut self) {
+        while self.count < RING
+            && let Some(byte) = COM1.receive()
+        {
+            let at = (self.from + self.count) % RING;
+            self.bytes[at] = byte;
+            self.count += 1;
         }
     }
-    drop(ring);
-    INPUT.wake_all();
 }
 
 /// Takes bytes that have come on standard input; returns how many, 0 when there are none.
@@ -76,6 +81,8 @@ pub fn read(buffer: &mut [u8]) -> usize {
             ring.from = (ring.from + 1) % RING;
         }
         ring.count -= count;
+        // What there was no room for interrupts no more.
+        ring.take();
         count
     })
 }

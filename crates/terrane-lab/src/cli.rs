@@ -93,7 +93,7 @@ enum Command {
         plant: Option<referee::Wrong>,
     },
     /// Runs a Linux program on Terrane’s kernel, in an emulator
-    #[command(after_help = AFTER_BOOT)]
+    #[command(after_help = AFTER_BOOT, args_override_self = true)]
     Boot {
         #[command(flatten)]
         guest: GuestOptions,
@@ -119,7 +119,7 @@ enum Command {
         arguments: Vec<String>,
     },
     /// Runs a Linux program on the host, on Terrane’s kernel, and on Linux kernels in the same emulator
-    #[command(after_help = AFTER_COMPARE)]
+    #[command(after_help = AFTER_COMPARE, args_override_self = true)]
     Compare {
         #[command(flatten)]
         guest: GuestOptions,

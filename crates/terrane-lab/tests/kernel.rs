@@ -2,6 +2,7 @@
 //!
 //! Without QEMU or a C compiler the tests are skipped, and say so.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -57,18 +58,22 @@ fn kernel() -> Option<&'static Path> {
 
 /// The program `name` of `programs/`, made with `compiler`; `None` without that.
 fn made(name: &str, compiler: &str) -> Option<PathBuf> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    static MADE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if !installed(compiler) {
         skip(format_args!("{name}: {compiler} is not installed"));
         return None;
     }
     let source = root().join("programs").join(name).with_extension("c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(compiler).join(name);
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|poison| poison.into_inner());
+    let mut made = MADE.lock().unwrap_or_else(|poison| poison.into_inner());
+    if made.contains(&program) {
+        return Some(program);
+    }
     std::fs::create_dir_all(program.parent().expect("a folder")).expect("a folder");
     let output =
         Command::new(compiler).args(FLAGS).arg("-o").arg(&program).arg(source).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    made.insert(program.clone());
     Some(program)
 }
 
@@ -275,7 +280,7 @@ fn a_guest_that_takes_too_long_is_ended() {
 fn a_missing_call_is_named_once() {
     let Some(output) = run("conformance/streams", &[], &["missing", "0"]) else { return };
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert_eq!(text(&output.stderr).matches("system call 999").count(), 1, "{}", text(&output.stderr));
+    assert_eq!(text(&output.stderr).matches("system call 400").count(), 1, "{}", text(&output.stderr));
 }
 
 #[test]
