@@ -257,7 +257,13 @@ fn carry(
     let Streams { input, out: to_out, err: to_err, event } = streams;
     let to_guest = out.try_clone().map_err(|error| Failure::request("cannot share a socket", &error))?;
     // This thread may wait for our input for ever. It is not waited for.
-    thread::spawn(move || feed(input, to_guest));
+    let (start, started) = mpsc::channel();
+    thread::spawn(move || {
+        // What comes before the kernel has set up its port is lost.
+        if started.recv().is_ok() {
+            feed(input, to_guest);
+        }
+    });
     let complaint = child.stderr.take();
     let (tell, told) = mpsc::channel();
     let mut listener = Listener::default();
@@ -276,7 +282,7 @@ fn carry(
             });
         }
         scope.spawn(|| {
-            listener.listen(report, event);
+            listener.listen(report, event, start);
             let _ = tell.send(Told::Over);
         });
         let stopped = match timeout {
@@ -370,8 +376,13 @@ struct Listener {
 }
 
 impl Listener {
-    /// Reads the report to its end.
-    fn listen(&mut self, report: UnixStream, event: &mut (dyn FnMut(&Event) + Send)) {
+    /// Reads the report to its end; tells `start` when the program begins.
+    fn listen(
+        &mut self,
+        report: UnixStream,
+        event: &mut (dyn FnMut(&Event) + Send),
+        start: mpsc::Sender<()>,
+    ) {
         let mut lines = BufReader::new(report);
         let mut line = Vec::new();
         // Bytes that are no text may come from a kernel that is beside itself.
@@ -379,6 +390,9 @@ impl Listener {
             let said = Event::parse(&String::from_utf8_lossy(&line));
             line.clear();
             event(&said);
+            if matches!(said, Event::Ready(_)) {
+                let _ = start.send(());
+            }
             self.take(said);
         }
     }
