@@ -69,6 +69,7 @@ pub mod sync;
 
 pub mod addr;
 pub mod commit;
+mod copy;
 pub mod error;
 pub mod fault;
 pub mod frame;

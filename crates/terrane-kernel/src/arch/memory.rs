@@ -13,6 +13,7 @@ global_asm!(
     .global memset
     .global memcmp
     .global bcmp
+    .global copy_used_bytes
     .global strlen
 
     .balign 16
@@ -22,6 +23,7 @@ memmove:
     cmp rax, rdx
     jb 20f
     .balign 16
+copy_used_bytes:
 memcpy:
     mov rax, rdi
     cmp rdx, 16
@@ -182,3 +184,8 @@ strlen:
     .popsection
 "#
 );
+
+unsafe extern "C" {
+    /// `memcpy` by another name, of which the compiler knows nothing: for bytes that programs may be using meanwhile.
+    pub fn copy_used_bytes(to: *mut u8, from: *const u8, len: usize);
+}

@@ -40,6 +40,7 @@ pub use entry::vector;
 pub use exit::exit;
 pub use fpu::FpuState;
 pub use frame::TrapFrame;
+pub use memory::copy_used_bytes;
 pub use stack::KernelStack;
 
 use alloc::alloc::{Layout, alloc};

@@ -45,6 +45,12 @@ unsafe impl Memory for KernelHost {
         // SAFETY: the direct map is not at 0.
         unsafe { NonNull::new_unchecked(direct(frame.address())) }
     }
+
+    #[inline]
+    unsafe fn copy(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) {
+        // SAFETY: by the caller; assembly, so each byte is read and written as by an atomic.
+        unsafe { crate::arch::copy_used_bytes(to.as_ptr(), from.as_ptr(), len) };
+    }
 }
 
 // SAFETY: see `tlb`: when `shoot_down` returns, every processor that runs the space has dropped the range, and every other one

@@ -82,7 +82,7 @@ impl<'a, H: Host> Ram<'a, H> {
     pub fn copy(&self, from: Frame, to: Frame) {
         debug_assert!(from != to);
         // SAFETY: `Memory` promises two pages of bytes, different ones. `to` is the caller's alone.
-        unsafe { copy_page(self.bytes(from), self.bytes(to)) };
+        unsafe { self.host.copy(self.bytes(from), self.bytes(to), PAGE_SIZE as usize) };
     }
 
     /// Takes a frame and counts it; see [`Frames::allocate`].
@@ -180,50 +180,6 @@ impl<'a, H: Host> Ram<'a, H> {
     pub fn event(&self, kind: Counter, address: u64) {
         self.count(kind);
         self.host.event(self.pin.cpu(), Event { kind, address });
-    }
-}
-
-/// Copies a page whose bytes others may write meanwhile.
-///
-/// A load of each word as an atomic would do, and is what other processors get; but compilers do not join such loads
-/// into wide ones: 112-127 ns a page in the first-level cache, 310 ns from memory to a warm frame. The string
-/// instruction is as fast as `memcpy`: 50 and 230 ns (Zen 3).
-///
-/// # Safety
-/// Both are pages, aligned and distinct; only the caller can reach `to`.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn copy_page(from: NonNull<u8>, to: NonNull<u8>) {
-    // SAFETY: reads a page at `from` and writes the page at `to`, which the caller vouches for; the direction flag
-    // is clear, as everywhere between functions. Stores to `from` by other CPUs are no data race in the
-    // sense of the language: assembly stands for relaxed atomic loads, a byte each.
-    unsafe {
-        core::arch::asm!(
-            "rep movsb",
-            inout("rcx") PAGE_SIZE => _,
-            inout("rsi") from.as_ptr() => _,
-            inout("rdi") to.as_ptr() => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Copies a page whose bytes others may write meanwhile.
-///
-/// # Safety
-/// Both are pages, aligned and distinct; only the caller can reach `to`.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-#[inline]
-unsafe fn copy_page(from: NonNull<u8>, to: NonNull<u8>) {
-    use crate::sync::atomic::Ordering::Relaxed;
-    const LINE: usize = 8;
-    // SAFETY: aligned, and a page long; only read, as atomics.
-    let from = unsafe { from.cast::<[[AtomicU64; LINE]; TABLE_ENTRIES / LINE]>().as_ref() };
-    // SAFETY: aligned, a page long, and the caller's alone.
-    let to = unsafe { to.cast::<[[u64; LINE]; TABLE_ENTRIES / LINE]>().as_mut() };
-    for (to, from) in to.iter_mut().zip(from) {
-        // A cache line at a time: all loads, then all stores.
-        *to = core::array::from_fn(|word| from[word].load(Relaxed));
     }
 }
 

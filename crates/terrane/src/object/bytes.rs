@@ -119,56 +119,18 @@ impl<H: Host> Object<H> {
     }
 
     fn copy_out(&self, frame: Frame, within: usize, to: &mut [u8]) {
-        let from = self.machine().host().bytes(frame);
+        let host = self.machine().host();
+        let from = host.bytes(frame);
         debug_assert!(within + to.len() <= PAGE_SIZE as usize);
         // SAFETY: inside the frame, which the caller's pin keeps; `to` is the caller's alone.
-        unsafe { copy_bytes(from.add(within), NonNull::from(&mut *to).cast(), to.len()) };
+        unsafe { host.copy(from.add(within), NonNull::from(&mut *to).cast(), to.len()) };
     }
 
     fn copy_in(&self, frame: Frame, within: usize, from: &[u8]) {
-        let to = self.machine().host().bytes(frame);
+        let host = self.machine().host();
+        let to = host.bytes(frame);
         debug_assert!(within + from.len() <= PAGE_SIZE as usize);
         // SAFETY: inside the frame, which the caller's pin keeps; nobody writes `from`.
-        unsafe { copy_bytes(NonNull::from(from).cast(), to.add(within), from.len()) };
-    }
-}
-
-/// Copies bytes of which one side may be read and written by others meanwhile: see [`Ram::copy`](crate::frame::Ram::copy), which does it
-/// for whole pages.
-///
-/// # Safety
-/// `len` bytes at `from` can be read and at `to` be written, and they do not overlap. Others may use them only as programs do, or as
-/// atomics.
-#[cfg(all(target_arch = "x86_64", not(miri)))]
-#[inline]
-unsafe fn copy_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
-    // SAFETY: the caller vouches for both; the direction flag is clear, as everywhere between functions. Assembly stands for
-    // relaxed atomic loads and stores, a byte each.
-    unsafe {
-        core::arch::asm!(
-            "rep movsb",
-            inout("rcx") len => _,
-            inout("rsi") from.as_ptr() => _,
-            inout("rdi") to.as_ptr() => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// Copies bytes of which one side may be read and written by others meanwhile.
-///
-/// # Safety
-/// `len` bytes at `from` can be read and at `to` be written, and they do not overlap. Others may use them only as programs do, or as
-/// atomics.
-#[cfg(not(all(target_arch = "x86_64", not(miri))))]
-#[inline]
-unsafe fn copy_bytes(from: NonNull<u8>, to: NonNull<u8>, len: usize) {
-    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
-    for n in 0..len {
-        // SAFETY: the caller vouches for both; bytes are aligned. Not the library's atomics: these are not its words.
-        unsafe {
-            let byte = AtomicU8::from_ptr(from.add(n).as_ptr()).load(Relaxed);
-            AtomicU8::from_ptr(to.add(n).as_ptr()).store(byte, Relaxed);
-        }
+        unsafe { host.copy(NonNull::from(from).cast(), to.add(within), from.len()) };
     }
 }
