@@ -64,7 +64,7 @@ fn build(checkout: &Path) -> Result<PathBuf, Failure> {
     }
     let mut command = Command::new(&cargo);
     command.current_dir(checkout);
-    command.args(["build", "--release", "--package", NAME, "--bin", NAME, "--quiet"]);
+    command.args(["build", "--release", "--package", NAME, "--bin", NAME, "--features", "image", "--quiet"]);
     command.args(["--message-format", "json-render-diagnostics"]);
     let output = command.output().map_err(|error| {
         Failure::request(format_args!("building {NAME}: cannot start {}", cargo.display()), &error)
