@@ -403,13 +403,16 @@ impl<H: Host> Cpu<H> {
 
     /// For when memory is short: frees what can be freed, reclaims pages ([`reclaim`]), and while frames are
     /// on their way back (their shoot-down has not passed, a CPU that was interrupted while pinned holds the epoch, another
-    /// CPU reclaims) waits for the first of them, for a bounded time. False when nothing came back. May read and write files
+    /// CPU reclaims) waits for the first of them, for a bounded time. False when nothing came back, nor has come free since this CPU found none. May read and write files
     /// and swap. Not while pinned, nor with a lock of the reverse mapping held.
     pub fn find_memory(&self) -> bool {
         /// Rounds of [`Wait::relax`](crate::host::Wait::relax): with threads for CPUs, as many turns of the others.
         const ROUNDS: u32 = 10_000;
         /// Rounds after which reclaim is tried again.
         const AGAIN: u32 = 32;
+        /// More frames than who asks for memory needs before it has any of them to keep.
+        const PLENTY: usize = 16;
+        let was_short = self.machine.frames.take_short(self.id);
         let mut busy = false;
         for round in 0..ROUNDS {
             if self.quiesce() > 0 {
@@ -424,7 +427,12 @@ impl<H: Host> Cpu<H> {
                 busy = found.busy;
             }
             if !busy && self.machine.frames.deferred_frames() == 0 {
-                return false;
+                // They have come free since; or they were with a CPU that was pinned, of which nobody can take any.
+                let free = was_short && self.machine.frames.free_frames() > PLENTY;
+                if free {
+                    self.machine.host.relax(self.id, round + 100);
+                }
+                return free;
             }
             self.machine.host.relax(self.id, round + 100);
         }

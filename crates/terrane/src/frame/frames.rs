@@ -38,6 +38,7 @@ use super::{BLOCK_FRAMES, list::NO_FRAME};
 use crate::addr::Frame;
 use crate::error::OutOfMemory;
 use crate::host::FrameRange;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::once::SetOnce;
 use crate::sync::{CpuId, Pin, SpinLock};
 use alloc::boxed::Box;
@@ -55,6 +56,8 @@ const CPUS_MAX: usize = 1 << 16;
 pub(super) struct CpuFrames {
     pub(super) cache: Cache,
     pub(super) limbo: Limbo,
+    /// It found no frame the last time it asked for one.
+    short: AtomicBool,
 }
 
 /// The frames of one machine: their metadata and who has them.
@@ -86,8 +89,11 @@ impl Frames {
         let mut of_cpus = Vec::new();
         of_cpus.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
         for _ in 0..cpus {
-            of_cpus
-                .push(CachePadded::new(CpuFrames { cache: Cache::try_new(capacity)?, limbo: Limbo::new() }));
+            of_cpus.push(CachePadded::new(CpuFrames {
+                cache: Cache::try_new(capacity)?,
+                limbo: Limbo::new(),
+                short: AtomicBool::new(false),
+            }));
         }
         Ok(Self {
             range,
@@ -109,6 +115,11 @@ impl Frames {
         };
         self.meta(frame).begin_life();
         Some(frame)
+    }
+
+    /// Whether CPU `cpu`, the calling one, has found no frame since the last such question.
+    pub(crate) fn take_short(&self, cpu: CpuId) -> bool {
+        self.of(cpu).short.swap(false, Ordering::Relaxed)
     }
 
     /// Gives a frame back at once: nobody can reach it any more, by translation or by pointer. O(1).
@@ -258,10 +269,15 @@ impl Frames {
             count = self.pool.lock().take(batch);
         }
         if count == 0 {
-            count = self.for_each_idle(pin, |other| match self.of(other.cpu()).cache.pop_oldest(batch) {
+            let taken = self.for_each_idle(pin, |other| match self.of(other.cpu()).cache.pop_oldest(batch) {
                 0 => None,
                 count => Some(count),
-            })?;
+            });
+            let Some(taken) = taken else {
+                self.of(pin.cpu()).short.store(true, Ordering::Relaxed);
+                return None;
+            };
+            count = taken;
         }
         // In reverse, so that neighbours are allocated in ascending order.
         for &frame in batch[..count].iter().rev() {
@@ -295,7 +311,7 @@ impl Frames {
     }
 }
 
-describe!([] CpuFrames { cache, limbo });
+describe!([] CpuFrames { cache, limbo, short });
 
 #[cfg(terrane_watch)]
 impl crate::names::Describe for Frames {
