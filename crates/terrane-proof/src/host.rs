@@ -333,6 +333,12 @@ impl Disk {
         u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
     }
 
+    /// Makes page `n` zeros.
+    pub fn clear(&self, n: usize) {
+        let at = n * PAGE_SIZE as usize;
+        self.0.bytes.lock().expect("no panic inside")[at..at + PAGE_SIZE as usize].fill(0);
+    }
+
     fn linger(&self) {
         for _ in 0..LINGERS {
             self.0.steps.load(Ordering::Relaxed);

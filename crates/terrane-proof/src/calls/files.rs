@@ -152,6 +152,8 @@ fn stores_through_a_mapping_that_ends_are_awaited() {
     check_caught("write_back_ignores_ending", USUAL, unmap_beside_write_back);
     check_caught("reclaim_ignores_ending", USUAL, unmap_beside_reclaim);
     check_caught("leave_forgets_kind", USUAL, unmap_beside_reclaim);
+    check_caught("ending_not_awaited", USUAL, unmap_beside_write_back);
+    check_caught("ending_not_awaited", USUAL, unmap_beside_reclaim);
 }
 
 /// Stores beside write-back.
@@ -350,14 +352,39 @@ fn cut_beside_reading() {
     end(world, cpu, object);
 }
 
-#[test]
-fn a_cut_and_a_page_that_is_read() {
-    check(USUAL, cut_beside_reading);
+/// A page is read in while the object is cut short and grows again: what was cut off does not come back.
+fn cut_and_growth_beside_reading() {
+    let (world, cpu, object, disk) = file();
+    store(&cpu, &world.space, 1, 1).unwrap();
+    settle(&cpu, &world, &object, &disk, 1, 1);
+    unmap(&cpu, &world.space, 8, 8 + PAGES);
+    reclaim(&cpu, &world.space, 1);
+    let user = world.spawn(|cpu, space| {
+        let seen = load(cpu, space, 1);
+        assert!(matches!(seen, Ok(0 | 1) | Err(FaultError::BeyondEnd)), "{seen:?}");
+    });
+    object.set_len(&cpu, PAGE_SIZE);
+    // As the host does with its file.
+    disk.clear(1);
+    object.set_len(&cpu, PAGES * PAGE_SIZE);
+    assert_eq!(load(&cpu, &world.space, 1), Ok(0), "what was cut off comes back");
+    user.join().unwrap();
+    assert_eq!(load(&cpu, &world.space, 1), Ok(0), "what was cut off comes back");
+    settle(&cpu, &world, &object, &disk, 1, 0);
+    end(world, cpu, object);
 }
 
 #[test]
-fn who_reads_a_page_looks_whether_it_was_cut_off() {
-    check_caught("read_leaves_cut", USUAL, cut_beside_reading);
+fn a_cut_and_a_page_that_is_read() {
+    check(USUAL, cut_beside_reading);
+    check(USUAL, cut_and_growth_beside_reading);
+}
+
+#[test]
+fn who_reads_a_page_looks_whether_it_was_cut_off_and_is_waited_for() {
+    for name in ["read_leaves_cut", "cut_leaves_reading"] {
+        check_caught(name, USUAL, cut_and_growth_beside_reading);
+    }
 }
 
 /// An object ends while reclaim finds one of its pages by the number of its frame.

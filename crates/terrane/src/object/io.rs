@@ -61,11 +61,17 @@ impl<H: Host> Object<H> {
             return if page == Page::Swapped { self.swap_in(cpu, index) } else { Ok(()) };
         };
         // Before the page has its slot: who cuts the object short after this look finds the page there, or is noticed below.
+        // The count first: see the head of `object`.
+        let cuts = self.cuts();
         let len = self.len();
         if index << PAGE_SHIFT >= len {
             return Err(FaultError::BeyondEnd);
         }
         let Some(frame) = self.begin_reading(cpu, index)? else { return Ok(()) };
+        if mutant!("read_leaves_cut", self.cuts() != cuts, false) {
+            self.give_up_reading(cpu, index, frame);
+            return Ok(()); // who wants the page looks again
+        }
         let bytes = self.machine().host().bytes(frame);
         // SAFETY: the frame is ours: its slot says that it is being read, so nobody maps it or looks inside.
         let buffer = unsafe { slice::from_raw_parts_mut(bytes.as_ptr(), PAGE_SIZE as usize) };
@@ -78,11 +84,16 @@ impl<H: Host> Object<H> {
                 rest.fill(0);
             }
         }
-        self.end_reading(cpu, index, frame, result.map(|_| ()))?;
-        // Whoever cuts the object short sets the length and then leaves pages that are being read to us: Dekker's
-        // pattern, with the length and the page's flags. The page is in use by now, so it takes a whole cut.
-        if mutant!("read_leaves_cut", self.len() < len, false) {
-            self.cut_again(cpu);
+        if result.is_err() {
+            self.give_up_reading(cpu, index, frame);
+            return Err(FaultError::Io);
+        }
+        let pin = cpu.pin();
+        let ram = self.machine().ram(&pin);
+        ram.count(Counter::PgPgIn);
+        let before = ram.meta(frame).swap_flags(FrameFlags::CACHE | FrameFlags::UPTODATE);
+        if before.contains(FrameFlags::WAITERS) {
+            ram.host.wake_all(ram.meta(frame).flags_word());
         }
         Ok(())
     }
@@ -111,37 +122,44 @@ impl<H: Host> Object<H> {
         Ok(Some(frame))
     }
 
-    fn end_reading(
-        &self,
-        cpu: &Cpu<H>,
-        index: u64,
-        frame: Frame,
-        result: Result<(), IoError>,
-    ) -> Result<(), FaultError> {
+    /// Takes a page that is being read, `frame`, out of its slot again.
+    fn give_up_reading(&self, cpu: &Cpu<H>, index: u64, frame: Frame) {
         let pin = cpu.pin();
         let ram = self.machine().ram(&pin);
-        let meta = ram.frames.meta(frame);
-        if result.is_err() {
-            // Out of the cache first: whoever waits looks again, finds nothing, and tries for itself.
-            if let Some(slot) = self.pages.slot(&pin, index) {
-                slot.clear();
-            }
-        } else {
-            ram.count(Counter::PgPgIn);
+        // Out of the cache first: whoever waits looks again, finds nothing, and tries for itself.
+        if let Some(slot) = self.pages.slot(&pin, index) {
+            slot.clear();
         }
-        let done =
-            if result.is_ok() { FrameFlags::CACHE | FrameFlags::UPTODATE } else { FrameFlags::empty() };
-        let before = meta.swap_flags(done);
-        if before.contains(FrameFlags::WAITERS) {
+        let meta = ram.frames.meta(frame);
+        if meta.swap_flags(FrameFlags::empty()).contains(FrameFlags::WAITERS) {
             ram.host.wake_all(meta.flags_word());
         }
-        if result.is_err() {
-            let mut list = FrameList::new();
-            list.push(ram.frames, frame);
-            let grace = Grace { epoch: Some(pin.epoch().now()), ticket: Ticket::PASSED };
-            ram.defer(list, grace);
+        let mut list = FrameList::new();
+        list.push(ram.frames, frame);
+        ram.defer(list, Grace { epoch: Some(pin.epoch().now()), ticket: Ticket::PASSED });
+    }
+
+    /// Waits until none of the pages from `first` on is being read that was when the object was cut short: under the lock for that, after
+    /// the length has been set. Blocks; not while pinned.
+    pub(crate) fn await_reading(&self, cpu: &Cpu<H>, first: u64) {
+        loop {
+            let mut reading = None;
+            {
+                let _stays = cpu.pin();
+                self.pages.for_each_until(first, |_, slot| {
+                    if let Place::Frame(frame) = slot.place()
+                        && matches!(self.state(frame), Page::Reading(_))
+                    {
+                        reading = Some(frame);
+                    }
+                    reading.is_none()
+                });
+            }
+            match reading {
+                Some(frame) => self.wait_for(cpu, frame),
+                None => return,
+            }
         }
-        result.map_err(|IoError| FaultError::Io)
     }
 
     /// Waits while `frame` is being read. May return early. Not while pinned.
@@ -264,7 +282,7 @@ impl<H: Host> Object<H> {
                 return false;
             }
             seen += 1;
-            // A page that is being read is left to its reader, who looks at the length when it is done.
+            // A page that is being read is left to its reader.
             match slot.place() {
                 // Who has put it there may be taking it out as well, because the object has become too short.
                 place @ Place::Frame(frame)

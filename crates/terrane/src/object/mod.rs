@@ -27,7 +27,15 @@
 //!
 //! # The length
 //!
-//! Whoever cuts an object short sets the length, then empties the slots, then sweeps the mappings. Whoever fills a slot looks at the length
+//! Whoever cuts an object short sets the length, counts the cut, waits for the pages beyond that are being read, then empties the slots, then
+//! sweeps the mappings.
+//!
+//! Whoever reads a page looks at the count, then at the length, fills the slot, and looks at the count again, before it reads (Dekker's pattern: slot
+//! filled, count read; count raised, slots read). If it is the same, whoever cuts the object short after this finds the page and waits for it. If it has
+//! moved, the slot is emptied, which nobody could map yet, and all begins anew. Lengths alone would not do: an object that is cut short and
+//! grows again has the length that it had, but not the bytes.
+//!
+//! Whoever fills a slot with a page that is ready at once looks at the length
 //! after: if it has become too short, the other may have passed the slot already, and so the cut is made once more, which finds
 //! the page and whatever maps it by then. (It would not do to take just the page out again: a fault that saw the length before
 //! may have found it, and be mapping it.)
@@ -86,6 +94,8 @@ pub struct Object<H: Host> {
     pages: PageCache,
     /// Length in bytes; pages beyond cannot be touched.
     len: AtomicU64,
+    /// How often it has been cut short. Beside the length, which is written at the same times.
+    cuts: AtomicU64,
     /// The mappings that show this object, for the reverse-mapping layer.
     mappings: lock_api::Mutex<H::Mutex, MappingList>,
     /// Held while dirty pages are written, or the object is cut short: by one at a time.
@@ -175,6 +185,7 @@ impl<H: Host> Object<H> {
             source,
             pages: PageCache::new(),
             len: AtomicU64::new(len),
+            cuts: AtomicU64::new(0),
             mappings: lock_api::Mutex::new(MappingList::new()),
             io: lock_api::Mutex::new(()),
             failed: AtomicBool::new(false),
@@ -408,8 +419,19 @@ impl<H: Host> Object<H> {
         self.io.try_lock()
     }
 
+    /// Under the lock for write-back and truncation.
     pub(crate) fn store_len(&self, len: u64) {
+        let cuts = len < self.len();
         self.len.store(len, Ordering::SeqCst);
+        if cuts {
+            // Behind the length: whoever sees this cut as one that has been sees the length that it left.
+            self.cuts.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// How often the object has been cut short. For who asks for the length next, fills a slot, and then compares.
+    fn cuts(&self) -> u64 {
+        self.cuts.load(Ordering::SeqCst)
     }
 
     /// Checks that `len` bytes at `offset` can be named in pages.
@@ -538,6 +560,7 @@ impl<H: Host> Object<H> {
     pub fn describe(&self, names: &mut crate::names::Names) {
         names.leaf(self);
         names.field("len", &self.len);
+        names.field("cuts", &self.cuts);
         names.field("mappings", &self.mappings);
         names.field("io", &self.io);
         names.field("failed", &self.failed);

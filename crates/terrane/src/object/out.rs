@@ -213,10 +213,7 @@ impl<H: Host> Object<H> {
                 ram.defer(list, Grace { epoch: Some(pin.epoch().now()), ticket: Ticket::PASSED });
             }
         }
-        // As for a page that is read from a file: who cut the object short has left it to us.
-        if index >= self.pages() {
-            self.cut_again(cpu);
-        }
+        // Who has cut the object short meanwhile waits for us, or has taken the page out of its slot before we began.
         result
     }
 }

@@ -16,8 +16,8 @@
 //!
 //! # Cutting short
 //!
-//! The length first, so that new faults fail; then the slots of the cache, then the mappings, then the frames, through
-//! the epoch: the order that [`object`](crate::object) asks for. Each mapping is shot down once, also where its entries
+//! The length first, so that new faults fail; then pages that are being read are waited for, since they may hold what the file held before; then the slots
+//! of the cache, then the mappings, then the frames, through the epoch: the order that [`object`](crate::object) asks for. Each mapping is shot down once, also where its entries
 //! are empty by now: they were perhaps in use a moment ago, and an access through one may be under way still.
 //!
 //! Both exclude each other, per object, by a lock of their own.
@@ -98,7 +98,8 @@ impl<H: Host> Object<H> {
 
     /// Sets the length, in bytes. Pages beyond it vanish from every mapping, private copies included, and touching
     /// them is a bus error; the rest of the last page reads as zeros. The host changes the length of its file
-    /// itself, after a cut and before a growth. Blocks; not while pinned.
+    /// itself, after a cut and before a growth. A cut waits for pages that are being read: the file's reading must not wait for it.
+    /// Blocks; not while pinned.
     pub fn set_len(&self, cpu: &Cpu<H>, len: u64) {
         if self.is_device() {
             return; // it is as long as it is
@@ -126,6 +127,8 @@ impl<H: Host> Object<H> {
     /// lock for that.
     fn cut(&self, cpu: &Cpu<H>, len: u64) {
         let first = (len >> PAGE_SHIFT) + u64::from(len & (PAGE_SIZE - 1) != 0);
+        // The last page too, when it loses its end.
+        mutant!("cut_leaves_reading", self.await_reading(cpu, len >> PAGE_SHIFT), ());
         let mut list = FrameList::new();
         let mut next = first;
         loop {

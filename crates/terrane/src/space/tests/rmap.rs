@@ -421,14 +421,20 @@ fn a_page_cut_short_while_it_is_read_ends_in_zeros() {
             object.set_len(&cpu, 100);
         }
     };
-    // The bytes have been read, the page is not in use yet, and the file is cut short at this very moment.
+    // The bytes have been read, the page is not in use yet, and the file is cut short at this very moment: the cut waits for the page.
     let once = parking_lot::Mutex::new(Some(cutter));
+    let cutting = alloc::sync::Arc::new(parking_lot::Mutex::new(None));
+    let (begun, shortened) = (cutting.clone(), object.clone());
     file.after_read(move |_| {
         if let Some(cut) = once.lock().take() {
-            std::thread::scope(|scope| drop(scope.spawn(cut).join()));
+            *begun.lock() = Some(std::thread::spawn(cut));
+            while shortened.len() != 100 {
+                std::thread::yield_now();
+            }
         }
     });
     assert_eq!(bench.load(&space, addr), Ok(0x7777_7777_7777_7777));
+    cutting.lock().take().unwrap().join().unwrap();
     assert_eq!(bench.load(&space, addr + 104), Ok(0));
     file.set_len(100);
     drop((space, object));
