@@ -330,3 +330,25 @@ fn errors_of_swap_and_of_files_harm_nobody_else() {
         );
     }
 }
+
+#[test]
+fn what_a_guest_cannot_have_is_one_line() {
+    let (Some(kernel), Some(program)) = (kernel(), made("conformance/streams", "gcc")) else { return };
+    let dynamic = program.with_extension("dynamic");
+    let source = root().join("programs/conformance/streams.c");
+    let output = Command::new("gcc").args(["-o"]).arg(&dynamic).arg(source).output().expect("it starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let refused = |command: &mut Command, part: &str| {
+        let output = command.output().expect("it starts");
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(output.stdout.is_empty() && error.lines().count() == 1 && error.contains(part), "{error}");
+    };
+    refused(boot(kernel).arg(&dynamic), "is dynamically linked");
+    refused(boot(kernel).env("PATH", "").arg(&program), "qemu-system-x86_64 is not installed");
+    let large = program.with_extension("large");
+    std::fs::write(&large, vec![1; 40 << 20]).expect("a file");
+    let given = format!("{}=/large", large.display());
+    refused(boot(kernel).args(["--memory", "64M", "--file", &given]).arg(&program), "too little memory");
+    refused(boot(kernel).args(["--kernel", "/no/such/kernel"]).arg(&program), "/no/such/kernel");
+}
