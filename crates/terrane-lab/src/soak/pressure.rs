@@ -183,7 +183,7 @@ struct Player<'w> {
 
 impl Player<'_> {
     fn below(&mut self, n: u64) -> u64 {
-        (self.random.next() >> 32) * n >> 32
+        ((self.random.next() >> 32) * n) >> 32
     }
 
     /// One of its pages: which of its own, and which of all.
