@@ -376,16 +376,18 @@ fn carry_out(command: Command) -> Result<(), Failure> {
             measure("experiments", experiments::ALL, selection, files.map(usize::from))
         }
         Command::Bench(selection) => measure("bench", bench::ALL, selection, None),
-        Command::Soak { seconds, seed, threads, memory, pressure, episode, json, plant } => soak::run(&soak::Request {
-            seconds,
-            seed,
-            threads: threads.map(usize::from),
-            memory: memory.map(u64::from),
-            pressure,
-            episode,
-            json,
-            plant,
-        }),
+        Command::Soak { seconds, seed, threads, memory, pressure, episode, json, plant } => {
+            soak::run(&soak::Request {
+                seconds,
+                seed,
+                threads: threads.map(usize::from),
+                memory: memory.map(u64::from),
+                pressure,
+                episode,
+                json,
+                plant,
+            })
+        }
         Command::Referee { seed, operations, each, threads, replay, json, plant } => {
             referee::run(&referee::Request {
                 seed,

@@ -40,7 +40,16 @@ fn kernel() -> Option<&'static Path> {
                 return None;
             }
             let output = Command::new(env!("CARGO"))
-                .args(["build", "--release", "--package", "terrane-kernel", "--features", "image", "--message-format", "json"])
+                .args([
+                    "build",
+                    "--release",
+                    "--package",
+                    "terrane-kernel",
+                    "--features",
+                    "image",
+                    "--message-format",
+                    "json",
+                ])
                 .current_dir(root())
                 .output()
                 .expect("cargo starts");

@@ -34,8 +34,7 @@ impl Kernel {
 
 /// The kernel's command line. Its console is the report; it has what makes it fastest, and does not give up when an emulator on
 /// a busy machine is late with the first ticks.
-pub const WORDS: &str =
-    "no_timer_check console=ttyS1 quiet loglevel=3 panic=-1 rdinit=/init 8250.nr_uarts=4 tsc=reliable mitigations=off";
+pub const WORDS: &str = "no_timer_check console=ttyS1 quiet loglevel=3 panic=-1 rdinit=/init 8250.nr_uarts=4 tsc=reliable mitigations=off";
 
 /// The version that an image states: the header of the boot protocol says where.
 fn version(image: &[u8]) -> Option<String> {
