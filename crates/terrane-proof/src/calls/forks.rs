@@ -45,6 +45,38 @@ fn a_fault_and_fork() {
 #[test]
 fn fork_waits_for_stores_and_holds_copies_back() {
     check_caught("stores_not_awaited", USUAL, against_fork);
+    check_caught("fork_not_awaited", USUAL, against_fork);
+    check_caught("forking_copies", USUAL, two_stores_against_fork);
+}
+
+/// Two threads store to a page beside a fork: what one copies has the other's store, or the other stores to the copy.
+fn two_stores_against_fork() {
+    let (world, cpu) = World::new();
+    map(&cpu, &world.space, 0, 1);
+    store(&cpu, &world.space, 0, 1).unwrap();
+    let others = world.spawn(|cpu, space| {
+        let word = super::page(0) + 8;
+        for value in 1..=2 {
+            crate::host::Model::store(cpu, space, word, value).unwrap();
+        }
+        assert_eq!(crate::host::Model::load(cpu, space, word), Ok(2), "a store was lost");
+    });
+    let copies = world.spawn(|cpu, space| {
+        store(cpu, space, 0, 2).unwrap();
+        store(cpu, space, 0, 3).unwrap();
+    });
+    let child = world.space.fork(&cpu).unwrap();
+    others.join().unwrap();
+    copies.join().unwrap();
+    assert_eq!(load(&cpu, &world.space, 0), Ok(3), "a store was lost");
+    assert_eq!(crate::host::Model::load(&cpu, &world.space, super::page(0) + 8), Ok(2), "a store was lost");
+    child.destroy(&cpu);
+    world.end(cpu);
+}
+
+#[test]
+fn two_stores_and_fork() {
+    check(USUAL, two_stores_against_fork);
 }
 
 /// Copy-on-write in the child beside an unmap in the parent.

@@ -109,6 +109,22 @@ fn a_page_leaves_once() {
     check(USUAL, two_reclaimers);
 }
 
+/// A page is swapped out while its device goes out of use: nothing is left there.
+fn against_swap_off() {
+    let (world, cpu, _disk) = one_page();
+    let other = world.spawn(|cpu, space| reclaim(cpu, space, 0));
+    assert_eq!(world.machine.swap_off(&cpu, 0), Ok(()));
+    other.join().unwrap();
+    assert_eq!(world.machine.swap().usage().1, 0, "a page is on a device that is out of use");
+    assert_eq!(load(&cpu, &world.space, 0), Ok(1), "a store was lost");
+    world.end(cpu);
+}
+
+#[test]
+fn reclaim_and_a_device_that_goes() {
+    check(USUAL, against_swap_off);
+}
+
 /// A page shared by a fork: its entries lead to one slot, and whoever stores to it has a copy of its own.
 fn sharers() {
     let (world, cpu, _disk) = one_page();

@@ -147,6 +147,7 @@ fn a_store_and_write_protection() {
 #[test]
 fn write_protection_waits_for_stores() {
     check_caught("stores_not_awaited", USUAL, against_protection);
+    check_caught("user_protect_not_awaited", USUAL, against_protection);
 }
 
 /// A store against a move of its page to where another thread reads.

@@ -119,6 +119,10 @@ fn bracketed() {
     swept(true, |seq| seq.write_begin());
 }
 
+fn bracketed_before_another_step() {
+    swept(true, |seq| seq.write_begin_before(|| ()));
+}
+
 fn bracketed_together() {
     swept(true, |seq| SeqCount::write_begin_all([None, Some(seq)]));
 }
@@ -128,6 +132,7 @@ fn a_sweep_leaves_nothing_behind() {
     check(Total, 3, killed);
     check(Total, 3, bracketed);
     check(Total, 3, bracketed_together);
+    check(Total, 3, bracketed_before_another_step);
 }
 
 #[test]
@@ -140,6 +145,7 @@ fn a_sweep_needs_the_fence_the_validation_and_their_order() {
     check_caught("kill_without_fence", Total, 3, killed);
     check_caught("write_begin_without_fence", Total, 3, bracketed);
     check_caught("write_begin_all_unordered", Total, 3, bracketed_together);
+    check_caught("write_begin_before_unordered", Total, 3, bracketed_before_another_step);
     for name in ["validate_never", "validate_relaxed"] {
         check_caught(name, Total, 3, killed);
     }

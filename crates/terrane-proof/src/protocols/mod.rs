@@ -7,7 +7,10 @@
 mod anons;
 mod entries;
 mod epochs;
+mod leaving;
+mod queues;
 mod ranges;
+mod slots;
 mod words;
 
 use crate::host::Model;

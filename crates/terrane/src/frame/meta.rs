@@ -147,8 +147,7 @@ impl FrameMeta {
     /// [`replace_flags`](Self::replace_flags) and a sweep after it.
     #[inline]
     pub fn flags_while_owned(&self) -> FrameFlags {
-        let order = mutant!("leave_looks_relaxed", Ordering::SeqCst, Ordering::Relaxed);
-        FrameFlags::from_bits_retain(self.flags.load(order))
+        FrameFlags::from_bits_retain(self.flags.load(Ordering::SeqCst))
     }
 
     /// Takes a page out of use as one of an object: it is not `UPTODATE` any more, and nobody finds the object by it. What kind it

@@ -84,7 +84,7 @@ fn raise(hint: &AtomicU64, gap: u64) {
 }
 
 fn is_enough(hint: u64, gap: u64) -> bool {
-    hint >= gap && mutant!("index-ignore-mark", hint & MARK == 0, true)
+    hint >= gap && hint & MARK == 0
 }
 
 /// Lowers a hint to what `look` finds after the hint was marked; `None` leaves it as it is.
@@ -95,12 +95,11 @@ fn lower(hint: &AtomicU64, cpu: CpuId, look: impl FnOnce() -> Option<u64>) {
     if mark > MARK || seen & MARK != 0 {
         return;
     }
-    let bits = mutant!("index-lower-unmarked", mark, 0);
-    if hint.compare_exchange(seen, seen | bits, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+    if hint.compare_exchange(seen, seen | mark, Ordering::SeqCst, Ordering::Relaxed).is_err() {
         return;
     }
     let found = look().map_or(seen, |gap| gap.min(seen));
-    let _ = hint.compare_exchange(seen | bits, found, Ordering::SeqCst, Ordering::Relaxed);
+    let _ = hint.compare_exchange(seen | mark, found, Ordering::SeqCst, Ordering::Relaxed);
 }
 
 impl GapRequest {
@@ -173,8 +172,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     fn is_allowed_for(path: &Path<'_, T, N, F>, gap: u64) -> bool {
         (0..path.height()).rev().all(|depth| {
             let inner = path.inner(depth);
-            is_enough(inner.gap(path.at(depth)).load(Ordering::SeqCst), gap)
-                && mutant!("index-stale-hint", !inner.is_obsolete(), true)
+            is_enough(inner.gap(path.at(depth)).load(Ordering::SeqCst), gap) && !inner.is_obsolete()
         })
     }
 
@@ -186,7 +184,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             Edge::Low { top, outer } => (top, outer),
             Edge::High { bottom, outer } => (bottom, outer),
         };
-        mutant!("index-settle-fence", fence(Ordering::SeqCst), ());
+        fence(Ordering::SeqCst);
         let other = self.path(pin, outer);
         let seen = other.leaf().read(|leaf| {
             if !leaf.covers(outer) {
@@ -210,7 +208,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     #[cold]
     pub(super) fn settle(&self, pin: &Pin<'_>, addr: u64) {
         // Of two who free addresses beside each other, one sees the other's change.
-        mutant!("index-settle-fence", fence(Ordering::SeqCst), ());
+        fence(Ordering::SeqCst);
         let bottom = self.below(pin, addr + 1).map_or(self.top.limits.start, |item| item.end);
         let top = self.above(pin, addr).start;
         let gap = top.saturating_sub(bottom);
@@ -227,7 +225,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             let raised = (0..path.height()).rev().all(|depth| {
                 let inner = path.inner(depth);
                 mutant!("index-never-raise", raise(inner.gap(path.at(depth)), gap), ());
-                mutant!("index-raise-obsolete", !inner.is_obsolete(), true)
+                !inner.is_obsolete()
             });
             let high = path.leaf().read(|leaf| leaf.covers(at).then(|| leaf.high()));
             match high {
@@ -273,7 +271,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             // Under the lock: whoever frees inside the leaf looks at the hint under it, without a fence.
             let seen = {
                 let held = path.leaf().lock();
-                let is_live = mutant!("index-lower-obsolete", !held.is_obsolete(), true);
+                let is_live = !held.is_obsolete();
                 is_live.then(|| Snapshot::of(&held))
             };
             seen.map(|seen| self.largest_gap(pin, &seen, seen.low, seen.high))
@@ -290,7 +288,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         }
         lower(hint, pin.cpu(), || {
             let highest = inner.highest_gap();
-            mutant!("index-lower-stale", !inner.is_obsolete(), true).then_some(highest)
+            (!inner.is_obsolete()).then_some(highest)
         });
     }
 

@@ -35,11 +35,8 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             top -= 1;
             let inner = path.inner(top);
             // Before its hints are read: who raises one of them after that sees it, and raises it in the copy.
-            mutant!("index-copy-unmarked", inner.retire_from_now(), ());
+            inner.retire_from_now();
             (items, count) = self.copy_inner(to.reserve, inner, (first, gone), &items[..count], run);
-            if mutant!("index-copy-unmarked", false, true) {
-                inner.retire_from_now();
-            }
             (first, gone) = (child_above(&path, top), 1);
         }
         if top > 0 {

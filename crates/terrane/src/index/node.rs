@@ -193,7 +193,7 @@ impl<T, const N: usize> Leaf<T, N> {
         let slot = &self.slots[at];
         let (entry, end) = (slot.entry.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
         // The slot may have been given to another entry since the look at its key. Then the key has changed.
-        let is_same = mutant!("index-slot-reused", self.keys[at].load(Ordering::Relaxed) == key, true);
+        let is_same = self.keys[at].load(Ordering::Relaxed) == key;
         if addr < end && is_same { entry } else { ptr::null_mut() }
     }
 
@@ -310,8 +310,7 @@ impl<T, const N: usize> Held<'_, T, N> {
     /// True when the leaf is the one to change for `addr`.
     #[inline]
     pub(super) fn is_for(&self, addr: u64) -> bool {
-        mutant!("index-obsolete-leaf", !self.obsolete.load(Ordering::Relaxed), true)
-            && mutant!("index-foreign-leaf", self.covers(addr), true)
+        mutant!("index-obsolete-leaf", !self.obsolete.load(Ordering::Relaxed), true) && self.covers(addr)
     }
 
     /// The rank of the entry that contains `addr`.

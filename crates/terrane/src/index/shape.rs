@@ -334,7 +334,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         if let Some(depth) = path.height().checked_sub(1) {
             // Before anything is read that hints are made of: who frees addresses beside the leaf and does not see
             // this, has freed them before.
-            mutant!("index-split-unmarked", path.inner(depth).retire_from_now(), ());
+            path.inner(depth).retire_from_now();
         }
         let gap = |low, high| if self.top.gaps { self.largest_gap(pin, &seen, low, high) } else { 0 };
         let items = [
@@ -376,7 +376,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             new.forget_recent();
             new.set_fenced(olds[0].is_fenced());
         }
-        mutant!("index-merge-unmarked", inner.retire_from_now(), ());
+        inner.retire_from_now();
         for old in &olds {
             old.retire_from_now();
         }

@@ -296,7 +296,7 @@ impl Slot {
     pub(super) fn bury(table: &Table) {
         for line in table.chunks_exact(LINE_ENTRIES) {
             debug_assert!(line.iter().all(|slot| slot.load() == BUSY), "an entry is not owned");
-            line[0].0.store(mutant!("bury_without_tombstones", TOMBSTONE, EMPTY), Ordering::SeqCst);
+            line[0].0.store(TOMBSTONE, Ordering::SeqCst);
             for slot in &line[1..] {
                 slot.0.store(EMPTY, Ordering::Release);
             }

@@ -59,6 +59,8 @@
 //!
 //! Whoever looks at what is behind a `Page` entry without owning it: it may be swapped out and free the next moment.
 
+#[cfg(terrane_loom)]
+pub mod bare;
 mod slots;
 
 use crate::addr::{Frame, PAGE_SIZE};
@@ -342,7 +344,7 @@ impl Swap {
             let number = area.slots.allocate(ram.pin.cpu())?;
             // Dekker's pattern: slot taken, fence, device looked at; device marked, fence, slots looked at.
             fence(Ordering::SeqCst);
-            if mutant!("swap_off_not_seen", area.is_on(), true) {
+            if area.is_on() {
                 return Some(number);
             }
             self.cancel(ram, number);
@@ -395,7 +397,7 @@ impl Swap {
     pub(crate) fn leave<H: Host>(&self, ram: &Ram<'_, H>, number: u64, frame: Frame) -> Option<Leaving> {
         let meta = ram.meta(frame);
         // A page that another slot knows leaves through that one.
-        if meta.spare() != 0 || mutant!("swap_leaves_twice", !meta.try_lock(), !(meta.try_lock() || true)) {
+        if meta.spare() != 0 || !meta.try_lock() {
             return None;
         }
         let Some(slot) = self.lock(number, ram.pin) else {

@@ -260,7 +260,7 @@ fn batch_locked<H: Host>(
             let range = AddrRange::new(flights[0].from, flights[count - 1].from + PAGE_SIZE);
             mm.shoot_down(&mm.ram(&pin), range)
         };
-        mutant!("user_move_not_awaited", cpu.await_stores(ticket), ());
+        cpu.await_stores(ticket);
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
         let anon = mm.vma_at(&pin, to.start).and_then(|(vma, seen)| Some((vma.anon_vma()?, seen)));
