@@ -79,11 +79,14 @@ impl Proc {
         Ok(Self { pid, maps: file("maps")?, pagemap: file("pagemap")?, buffer: vec![0; 16 << 10] })
     }
 
-    /// Waits until the process is no more; not for ever.
+    /// Waits until the process has given its memory back; not for ever. Whoever inherited it may take its time to ask for
+    /// its status: a process that only waits for that (`Z`) has no memory any more.
     pub fn await_end(self) {
         for round in 0..1000 {
-            // SAFETY: signal 0 is none: a look at whether there is such a process.
-            if unsafe { libc::kill(self.pid as libc::pid_t, 0) } != 0 {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+            // Behind the name, which may hold anything.
+            let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+            if state.is_empty() || state.starts_with(['Z', 'X']) {
                 return;
             }
             std::thread::sleep(std::time::Duration::from_micros(50 * (1 + round)));
