@@ -11,6 +11,7 @@ use crate::machine::Cpu;
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, VmFlags, Vma};
+use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
 impl<H: Host> AddressSpace<H> {
@@ -64,6 +65,7 @@ impl<H: Host> AddressSpace<H> {
         if self.config().map_limit.is_some_and(|limit| self.mm().index.len() + plan.splits > limit) {
             return Err(Error::NoMemory);
         }
+        let fills = change.parts_to_fill(range, prot, plan.fills)?;
         change.plan_splits()?;
         change.plan(&cpu.pin(), plan.splits)?;
         self.alter_protection(&mut change, range, prot);
@@ -81,7 +83,7 @@ impl<H: Host> AddressSpace<H> {
         }
         drop(change);
         cpu.tidy();
-        for part in plan.fills.into_iter().filter(|part| !part.is_empty()) {
+        for part in fills {
             let _ = self.fill_locked(cpu, part, true);
         }
         plan.result
@@ -199,9 +201,6 @@ fn is_filled(old: VmFlags, prot: Prot) -> bool {
     old & locked == VmFlags::LOCKED && prot.contains(Prot::WRITE)
 }
 
-/// So many parts of a range are noted one by one; what lies between later ones is filled in with them.
-const FILLS: usize = 4;
-
 struct Plan {
     /// Up to the first obstacle.
     range: AddrRange,
@@ -209,8 +208,8 @@ struct Plan {
     result: Result<(), Error>,
     changes: bool,
     of_object: bool,
-    /// Locked private memory becomes writable: as in Linux, it is copied at once.
-    fills: [AddrRange; FILLS],
+    /// Parts that are to be filled in: locked private memory becomes writable, and as in Linux is copied at once.
+    fills: usize,
     splits: usize,
     growth: Growth,
 }
@@ -218,7 +217,7 @@ struct Plan {
 impl<H: Host> Change<'_, H> {
     fn check_protect(&self, range: AddrRange, prot: Prot) -> Plan {
         let (mut changes, mut of_object, mut growth) = (false, false, Growth::default());
-        let mut fills = [AddrRange::new(0, 0); FILLS];
+        let mut fills = 0;
         let mut reached = range.start;
         let pin = self.cpu.pin();
         let mut result = Err(Error::NoMemory);
@@ -239,13 +238,7 @@ impl<H: Host> Change<'_, H> {
             changes |= flags.prot() != prot;
             growth.add(flags, protected(vma, flags, prot), seen.range.intersection(range));
             of_object |= vma.object().is_some();
-            if is_filled(flags, prot) {
-                let part = seen.range.intersection(range);
-                match fills.iter_mut().find(|fill| fill.is_empty()) {
-                    Some(free) => *free = part,
-                    None => fills[FILLS - 1].end = part.end,
-                }
-            }
+            fills += usize::from(is_filled(flags, prot));
             reached = seen.range.end.min(range.end);
             ControlFlow::Continue(())
         });
@@ -255,6 +248,22 @@ impl<H: Host> Change<'_, H> {
         let range = AddrRange::new(range.start, reached);
         let splits = if range.is_empty() { 0 } else { self.splits(&pin, range) };
         Plan { range, result, changes, of_object, fills, splits, growth }
+    }
+
+    /// The parts of `range` that are to be filled in once `prot` holds: `count` at most, which the plan has counted. Allocates,
+    /// so not under a pin.
+    fn parts_to_fill(&self, range: AddrRange, prot: Prot, count: usize) -> Result<Vec<AddrRange>, Error> {
+        let mut parts = Vec::new();
+        parts.try_reserve_exact(count).map_err(|_| Error::NoMemory)?;
+        if count > 0 {
+            self.for_each(&self.cpu.pin(), range, |_, seen| {
+                if is_filled(seen.flags, prot) && parts.len() < count {
+                    parts.push(seen.range.intersection(range));
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        Ok(parts)
     }
 
     /// VMAs that reach over a boundary of `range`.
