@@ -26,7 +26,7 @@ pub use deliver::{before_user, force};
 pub use frame::minimum_stack;
 pub use pending::Pending;
 
-use super::process::Process;
+use super::process::{Exit, Process};
 use super::sched;
 use super::thread::Thread;
 use super::tree::{Tree, tree};
@@ -215,6 +215,10 @@ pub fn send_to_process(tree: &Tree, process: &Process, info: Info) -> Result<(),
         return Ok(());
     }
     process.pending.post(info)?;
+    if signal == SIGKILL {
+        // Decided as it is sent: no thread gets to end the process in another way before one of them has looked.
+        process.begin_exit(Exit::Signal(SIGKILL));
+    }
     let mut told = false;
     // All are told of what ends the process; of others one that wants it, and where none does nobody.
     for thread in tree.threads_of(process) {
@@ -231,6 +235,9 @@ pub fn send_to_process(tree: &Tree, process: &Process, info: Info) -> Result<(),
 /// # Errors
 /// As [`send_to_process`].
 pub fn send_to_thread(tree: &Tree, thread: &Thread, info: Info) -> Result<(), Errno> {
+    if info.signal == SIGKILL {
+        return send_to_process(tree, thread.process(), info);
+    }
     if !prepare(tree, thread.process(), info.signal, Some(thread)) {
         return Ok(());
     }
