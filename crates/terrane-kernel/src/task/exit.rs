@@ -2,7 +2,8 @@
 //!
 //! Who decides that a process is to end says so first ([`Process::begin_exit`]) and then, under the tree's lock, posts `SIGKILL` to each of its threads, which ends
 //! their waits; each leaves where it would return to user mode. A thread that is started meanwhile is added under the same lock, and
-//! looks before it is in user mode for the first time. The last thread to go makes the process one that has ended, and tells the parent.
+//! looks before it is in user mode for the first time. `SIGKILL` decides as it is sent (`signal::send_to_process`): else a thread that returns to
+//! user mode before the one that takes the signal could end the process in its own way. The last thread to go makes the process one that has ended, and tells the parent.
 
 use core::sync::atomic::Ordering;
 
