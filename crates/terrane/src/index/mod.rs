@@ -7,6 +7,7 @@
 //! | `node` | leaves and inner nodes, the lock of a leaf, and the order in which a leaf is written |
 //! | `find` | the way down: lookups without locks, exact queries |
 //! | `write` | changes of entries: insertion, removal, moves, division, joining |
+//! | `widen` | an entry that grows, for a caller that does not hold the addresses |
 //! | `shape` | changes of more than one leaf: splits, merges, separators that move |
 //! | `graft` | inner nodes copied and published |
 //! | `gaps` | gap hints and the search for free addresses |
@@ -150,6 +151,7 @@ mod reserve;
 mod shape;
 #[cfg(test)]
 mod tests;
+mod widen;
 mod write;
 
 pub use reserve::Reserve;

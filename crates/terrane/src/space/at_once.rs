@@ -15,6 +15,9 @@
 //! goes the long way, and nothing has happened. A fault on the locked path holds its page, so it is seen, or looks at the
 //! counter after it has been made odd.
 //!
+//! *Fork* keeps the counter of a record odd while it copies it, without the lock of the leaf, and holds the whole space. It makes it odd under that
+//! lock; a step that finds it so gives up before it has touched it, and one that was first ends first.
+//!
 //! *The anon pointer* is frozen by the compare-and-swap that serves as the fence, so no fault leaves an anon_vma behind on a record
 //! that goes.
 //!
@@ -158,7 +161,7 @@ impl<H: Host> AddressSpace<H> {
         }
         let mut anon = None;
         let removed = mm.index.remove_at_once(&pin, range, |vma| {
-            if vma.object().is_some() {
+            if vma.object().is_some() || vma.seq.is_changing() {
                 return false;
             }
             vma.seq.write_begin_before(|| vma.freeze_anon());

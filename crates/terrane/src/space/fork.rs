@@ -21,6 +21,7 @@ use super::share::share_pages;
 use super::userfault::Forks;
 use crate::error::{Error, OutOfMemory};
 use crate::host::Host;
+use crate::index::Reserve;
 use crate::machine::Cpu;
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
@@ -144,8 +145,12 @@ impl<H: Host> AddressSpace<H> {
         copy.plan(&cpu.pin(), 1)?;
         let seen = vma.snapshot();
         child.check_commit(seen.flags, seen.range.pages()).map_err(|_| OutOfMemory)?;
-        // From here on no fault sets the anon_vma or maps a page: one that did would be missed.
-        vma.seq.write_begin();
+        // From here on no fault sets the anon_vma or maps a page: one that did would be missed. Under the lock of the leaf, because a
+        // change in one step may be about it that has not seen that the space is held (`space::at_once`).
+        let at = seen.range.start;
+        let begun =
+            self.mm().index.edit(&mut Reserve::new(), &cpu.pin(), at, 0, |vma, _| vma.seq.write_begin());
+        debug_assert!(begun.is_some());
         let result = (|| {
             let wipe = seen.flags.contains(VmFlags::WIPEONFORK);
             let anon = match vma.anon_vma().filter(|_| !wipe) {

@@ -1,7 +1,8 @@
 //! The heap: `brk` (requirement E2).
 //!
 //! The break is kept in bytes, the VMA in pages. Growing moves the end of the heap's VMA, or makes it; shrinking moves
-//! it back. Neither takes a reverse-mapping lock.
+//! it back. Neither takes a reverse-mapping lock. Where nothing was ever touched both are over in one step, as
+//! [`at_once`](super::at_once) tells, and hold no range: growing beside free addresses, shrinking to the start of the heap's last VMA or above.
 
 use super::change::Change;
 use super::map::MapRequest;
@@ -12,9 +13,11 @@ use crate::addr::{AddrRange, PAGE_SHIFT, PAGE_SIZE, page_ceil};
 use crate::error::Error;
 use crate::fault::user::events::Unmapping;
 use crate::host::Host;
-use crate::index::Entry;
+use crate::index::{Entry, Reserve};
 use crate::machine::Cpu;
-use crate::vma::{Prot, VmFlags};
+use crate::mm::Locking;
+use crate::stats::Counter;
+use crate::vma::{Prot, VmFlags, merge};
 use core::cmp;
 
 /// What moving the break to `end` unmaps.
@@ -82,10 +85,111 @@ impl<H: Host> AddressSpace<H> {
         let moved = AddrRange::new(heap.start, end);
         match new.cmp(&old) {
             cmp::Ordering::Equal => self.mm().heap.set(moved),
-            cmp::Ordering::Less => self.shrink(cpu, AddrRange::new(new, old), moved)?,
-            cmp::Ordering::Greater => self.grow(cpu, AddrRange::new(old, new), moved)?,
+            cmp::Ordering::Less => {
+                let gone = AddrRange::new(new, old);
+                if !self.shrink_at_once(cpu, gone, moved) {
+                    self.shrink(cpu, gone, moved)?;
+                }
+            }
+            cmp::Ordering::Greater => {
+                let grown = AddrRange::new(old, new);
+                if !self.grow_at_once(cpu, grown, moved) {
+                    self.grow(cpu, grown, moved)?;
+                }
+            }
         }
         Ok(())
+    }
+
+    /// The attributes of the heap.
+    fn heap_flags(&self) -> VmFlags {
+        (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC).with_prot(Prot::READ | Prot::WRITE)
+            | VmFlags::ACCOUNT
+            | self.mm().future_flags()
+    }
+
+    /// True when the heap may move in one step, as far as the space tells.
+    fn may_move_at_once(&self) -> bool {
+        let config = self.config();
+        config.locking == Locking::Speculative && !config.rmap_lock_on_end_move && !self.has_limits()
+    }
+
+    /// The short way of [`grow`](Self::grow): the heap's VMA ends where it did, and nothing is near. False, and nothing done, when it is
+    /// not as simple as that. Under the lock of the heap.
+    #[inline]
+    fn grow_at_once(&self, cpu: &Cpu<H>, grown: AddrRange, heap: AddrRange) -> bool {
+        let (mm, flags, pages) = (self.mm(), self.heap_flags(), grown.pages());
+        let is_simple = self.may_move_at_once()
+            // As in Linux: the heap continues what it has, and not what lies below its start.
+            && heap.start < grown.start
+            && !flags.contains(VmFlags::LOCKED)
+            && self.check_commit(flags, pages).is_ok();
+        if !is_simple {
+            return false;
+        }
+        let pin = cpu.pin();
+        let candidate = merge::Candidate { flags, object: None, pgoff: grown.start >> PAGE_SHIFT, pages };
+        // What follows keeps its distance of a page, as in Linux.
+        let is_done = mm.index.extend_up_at_once(&pin, grown.start, grown.end, PAGE_SIZE, |low| {
+            if !candidate.extends_up(low) || low.seq.is_changing() {
+                return false;
+            }
+            low.change(|low| {
+                let may = mm.may_step(grown);
+                if may {
+                    low.set_end(grown.end);
+                }
+                may
+            })
+        });
+        if is_done {
+            mm.account(cpu.id(), flags, pages as i64);
+            mm.mapped.add(cpu.id(), pages as i64);
+            // Before the pin ends: who lists afterwards reads it.
+            mm.heap.set(heap);
+        }
+        is_done
+    }
+
+    /// The short way of [`shrink`](Self::shrink): cuts untouched memory off the heap's VMA. False, and nothing done, when it is not as
+    /// simple as that. Under the lock of the heap.
+    #[inline]
+    fn shrink_at_once(&self, cpu: &Cpu<H>, gone: AddrRange, heap: AddrRange) -> bool {
+        let (mm, pages) = (self.mm(), gone.pages());
+        let is_simple = self.may_move_at_once()
+            && !mm.may_have_blocks()
+            && !mm.may_be_sealed()
+            && mm.relocations.is_empty();
+        if !is_simple {
+            return false;
+        }
+        let pin = cpu.pin();
+        if mm.has_tables(&pin, gone) || !mm.may_step(gone) {
+            return false;
+        }
+        // Nothing is divided or taken out, which would take nodes.
+        let cut = mm.index.edit(&mut Reserve::new(), &pin, gone.start, 0, |vma, edit| {
+            let all = edit.range();
+            let fits = all.end == gone.end && all.start < gone.start && vma.object().is_none();
+            if !fits || vma.seq.is_changing() {
+                return None;
+            }
+            let flags = vma.flags();
+            vma.change(|vma| {
+                let may = mm.may_step(gone) && !mm.has_tables(&pin, gone) && !mm.may_be_sealed();
+                if may {
+                    vma.set_end(gone.start);
+                    edit.set_end(gone.start);
+                }
+                may.then_some(flags)
+            })
+        });
+        let Some(Some(flags)) = cut else { return false };
+        mm.count_unmapped(cpu.id(), pages);
+        mm.account(cpu.id(), flags, -(pages as i64));
+        cpu.count(Counter::TlbFlushSkipped, 1);
+        mm.heap.set(heap);
+        true
     }
 
     fn grow(&self, cpu: &Cpu<H>, grown: AddrRange, heap: AddrRange) -> Result<(), Error> {
@@ -100,11 +204,7 @@ impl<H: Host> AddressSpace<H> {
         if grown.end + PAGE_SIZE > limit {
             return Err(Error::NoMemory);
         }
-        let future = self.mm().future_flags();
-        let flags = (VmFlags::MAYREAD | VmFlags::MAYWRITE | VmFlags::MAYEXEC)
-            .with_prot(Prot::READ | Prot::WRITE)
-            | VmFlags::ACCOUNT
-            | future;
+        let (future, flags) = (self.mm().future_flags(), self.heap_flags());
         // As in Linux: the heap by itself, too.
         if self.limit(Limit::Data).is_some_and(|limit| heap.len() > limit) {
             return Err(Error::NoMemory);

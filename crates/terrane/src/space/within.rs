@@ -80,7 +80,7 @@ impl<H: Host> Change<'_, H> {
         flags: VmFlags,
     ) -> Option<Rest<H>> {
         let mm = self.mm;
-        let is_same = |vma: &Vma<H>| vma.flags() == seen;
+        let is_same = |vma: &Vma<H>| vma.flags() == seen && !vma.seq.is_changing();
         self.set_flags_if(pin, range, splits, flags, is_same, |rest| {
             rest.open == [false; 2] && mm.may_step(range) && !mm.has_tables(pin, range)
         })
@@ -130,6 +130,9 @@ impl<H: Host> Change<'_, H> {
             // SAFETY: in the leaf, which is locked, under the pin.
             let [low, high] =
                 [low, high].map(|beside| beside.map(|beside| unsafe { NonNull::from(beside).as_ref() }));
+            if [low, high].into_iter().flatten().any(|beside| beside.seq.is_changing()) {
+                return None; // a fork has come before this step; never where the range is held
+            }
             for beside in [low, high].into_iter().flatten() {
                 mm.note(cpu, pin, beside);
             }

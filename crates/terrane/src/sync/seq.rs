@@ -67,6 +67,12 @@ impl SeqCount {
         mutant!("validate_never", self.0.load(order) == seq, true)
     }
 
+    /// True while a change is under way, and after [`kill`](Self::kill): for a writer that may not be the only one.
+    #[inline]
+    pub fn is_changing(&self) -> bool {
+        self.0.load(Ordering::Acquire) & 1 != 0
+    }
+
     /// Begins a change: makes the counter odd, and orders that before everything that follows.
     #[inline]
     pub fn write_begin(&self) {
