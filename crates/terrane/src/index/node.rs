@@ -9,14 +9,74 @@ use core::hint::select_unpredictable;
 use core::ops::Deref;
 use core::ptr;
 
-/// The key of a slot without an entry. Greater than every address.
+/// The separator of a child that is not there. Greater than every address.
 pub(super) const FREE: u64 = u64::MAX;
 
 /// The bits of a key that hold the number of its slot: addresses are page aligned, so they are to be had.
 const SLOT_BITS: u64 = PAGE_SIZE - 1;
 
+/// The key of a slot without an entry: as of a start above every address.
+const FREE_KEY: u64 = 0;
+
+/// The key of an entry: its start, counted downwards from the top, and its slot. So one addition makes of it how far below an
+/// address the entry starts.
+#[inline]
+const fn key(start: u64, slot: usize) -> u64 {
+    !start & !SLOT_BITS | slot as u64
+}
+
+/// The start of the entry that has this key.
+#[inline]
+const fn start_of(key: u64) -> u64 {
+    !key & !SLOT_BITS
+}
+
+/// Comparisons that do not wait for one another.
+const LANES: usize = 4;
+
+/// How many of `words`, which are few, are such: without branches, and counted by itself, whatever it is then added to.
+#[inline(always)]
+fn count(words: &[AtomicU64], is_such: impl Fn(u64) -> bool) -> usize {
+    let count = opaque(words.iter().map(|word| usize::from(is_such(word.load(Ordering::Relaxed)))).sum());
+    // SAFETY: one at most for each, which the compiler can no longer see.
+    unsafe { core::hint::assert_unchecked(count <= words.len()) };
+    count
+}
+
+/// `value`, of which the compiler no longer knows where it comes from. Else it makes one chain of all additions of a sum,
+/// whatever their brackets, each of which waits for the one before: a nanosecond for four.
+#[inline(always)]
+fn opaque(mut value: usize) -> usize {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: there is no instruction in it.
+    unsafe {
+        core::arch::asm!("/* {0} */", inout(reg) value, options(pure, nomem, nostack, preserves_flags));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        value = core::convert::identity(value);
+    }
+    value
+}
+
+/// Has the line of `what` fetched, while other things are done.
+#[inline(always)]
+fn prefetch<T>(what: *const T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every processor of this architecture has the instruction, which is harmless for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(what.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = what;
+}
+
 /// No slot, in [`Leaf::recent`].
 const NO_SLOT: u8 = u8::MAX;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// The order of an empty leaf.
 const ORDER: u64 = 0xfedc_ba98_7654_3210;
@@ -65,7 +125,7 @@ struct Slot<T> {
 /// reads more than a lookup does reads under [`Leaf::read`].
 #[repr(C, align(64))]
 pub(super) struct Leaf<T, const N: usize> {
-    /// `start | number of the slot`, or [`FREE`].
+    /// The [`key`] of each slot, or [`FREE_KEY`].
     keys: [AtomicU64; N],
     slots: [Slot<T>; N],
     // From here on the line of those who change the leaf.
@@ -87,13 +147,13 @@ pub(super) struct Leaf<T, const N: usize> {
 }
 
 impl<T, const N: usize> Leaf<T, N> {
-    pub(super) const SIZES_FIT: () = assert!(N >= 4 && N.is_multiple_of(2) && N <= 16);
+    pub(super) const SIZES_FIT: () = assert!(N >= 4 && N.is_multiple_of(LANES) && N <= 16);
 
     /// A leaf without entries for the addresses `low..high`.
     pub(super) fn new(low: u64, high: u64) -> Self {
         let () = Self::SIZES_FIT;
         Self {
-            keys: core::array::from_fn(|_| AtomicU64::new(FREE)),
+            keys: core::array::from_fn(|_| AtomicU64::new(FREE_KEY)),
             slots: core::array::from_fn(|_| Slot {
                 entry: AtomicPtr::new(ptr::null_mut()),
                 end: AtomicU64::new(0),
@@ -170,30 +230,33 @@ impl<T, const N: usize> Leaf<T, N> {
     /// The entry with the greatest start at or below `addr`, if it ends above; null when it does not, or there is none, or
     /// it is the sentinel. An entry that is being changed may be missed.
     ///
-    /// One pass without branches. The distance of a start above `addr`, or of [`FREE`], wraps to more than any
-    /// distance of a start below, so the least distance decides; and it gives the slot back in its low bits.
+    /// One pass without branches. The distance to a start above `addr`, or to that of a free slot, wraps to more than any
+    /// distance to a start below, so the least distance decides; and it has the slot in its low bits.
     #[inline]
     pub(super) fn locate(&self, addr: u64) -> *mut T {
+        // Where the leaf is in no cache near by, its keys and its slots come together, and not these after those.
+        self.slots.iter().step_by(LINE / size_of::<Slot<T>>()).for_each(|slot| prefetch(slot));
         let limit = addr | SLOT_BITS;
-        let mut least = [u64::MAX; 2];
-        for group in self.keys.as_chunks::<2>().0 {
+        let above = limit.wrapping_add(1);
+        let mut least = [u64::MAX; LANES];
+        for group in self.keys.as_chunks::<LANES>().0 {
             for (least, key) in least.iter_mut().zip(group) {
-                let distance = limit.wrapping_sub(key.load(Ordering::Relaxed));
+                let distance = key.load(Ordering::Relaxed).wrapping_add(above);
                 *least = select_unpredictable(distance < *least, distance, *least);
             }
         }
         // Pairs with the release of the key: what is read below was stored with that key, or later.
         fence(Ordering::Acquire);
-        let least = least[0].min(least[1]);
+        let [a, b, c, d] = least;
+        let least = a.min(b).min(c.min(d));
         if least > limit {
             return ptr::null_mut();
         }
-        let key = limit.wrapping_sub(least);
-        let at = (key & SLOT_BITS) as usize % N;
+        let at = (least & SLOT_BITS) as usize % N;
         let slot = &self.slots[at];
         let (entry, end) = (slot.entry.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
         // The slot may have been given to another entry since the look at its key. Then the key has changed.
-        let is_same = self.keys[at].load(Ordering::Relaxed) == key;
+        let is_same = self.keys[at].load(Ordering::Relaxed) == least.wrapping_sub(above);
         if addr < end && is_same { entry } else { ptr::null_mut() }
     }
 
@@ -202,11 +265,11 @@ impl<T, const N: usize> Leaf<T, N> {
     #[inline]
     pub(super) fn rank(&self, bound: u64) -> usize {
         // Starts are page aligned, so that the slot's number in the low bits changes no comparison with an aligned bound.
-        let bound = bound.wrapping_add(SLOT_BITS) & !SLOT_BITS;
+        let bound = !(bound.wrapping_add(SLOT_BITS) & !SLOT_BITS);
         let mut below = [0; 2];
         for group in self.keys.as_chunks::<2>().0 {
             for (below, key) in below.iter_mut().zip(group) {
-                *below += usize::from(key.load(Ordering::Relaxed) < bound);
+                *below += usize::from(key.load(Ordering::Relaxed) > bound);
             }
         }
         below[0] + below[1]
@@ -244,7 +307,7 @@ impl<T, const N: usize> Leaf<T, N> {
     /// The start of the entry of this rank.
     #[inline]
     pub(super) fn start(&self, rank: usize) -> u64 {
-        self.keys[self.slot(rank)].load(Ordering::Relaxed) & !SLOT_BITS
+        start_of(self.keys[self.slot(rank)].load(Ordering::Relaxed))
     }
 
     /// The end of the entry of this rank.
@@ -257,7 +320,7 @@ impl<T, const N: usize> Leaf<T, N> {
     #[inline]
     pub(super) fn bounds(&self, rank: usize) -> (u64, u64) {
         let slot = self.slot(rank);
-        let start = self.keys[slot].load(Ordering::Relaxed) & !SLOT_BITS;
+        let start = start_of(self.keys[slot].load(Ordering::Relaxed));
         (start, self.slots[slot].end.load(Ordering::Relaxed))
     }
 
@@ -335,7 +398,7 @@ impl<T, const N: usize> Held<'_, T, N> {
         let slot = &self.slots[at];
         slot.end.store(item.end, Ordering::Release);
         slot.entry.store(item.entry, Ordering::Release);
-        self.keys[at].store(item.start | at as u64, Ordering::Release);
+        self.keys[at].store(key(item.start, at), Ordering::Release);
     }
 
     /// Adds an entry behind the others.
@@ -347,7 +410,7 @@ impl<T, const N: usize> Held<'_, T, N> {
     #[inline]
     pub(super) fn remove(&self, rank: usize) {
         let at = self.slot(rank);
-        self.keys[at].store(FREE, Ordering::Release);
+        self.keys[at].store(FREE_KEY, Ordering::Release);
         let len = self.len() - 1;
         // The slot becomes the first of the free ones.
         let order = without(self.order.load(Ordering::Relaxed), rank);
@@ -361,7 +424,7 @@ impl<T, const N: usize> Held<'_, T, N> {
     #[inline]
     pub(super) fn set_start(&self, rank: usize, start: u64) {
         let at = self.slot(rank);
-        self.keys[at].store(start | at as u64, Ordering::Release);
+        self.keys[at].store(key(start, at), Ordering::Release);
     }
 
     #[inline]
@@ -451,11 +514,17 @@ impl<const F: usize> Inner<F> {
     /// entry's addresses to the same child.
     #[inline]
     pub(super) fn route(&self, addr: u64) -> usize {
-        // Two steps, each of comparisons that do not wait for one another: a binary search waits five times.
-        let below = |from: &AtomicU64| usize::from(from.load(Ordering::Relaxed) <= addr);
-        let quarter = self.quarters.iter().map(below).sum::<usize>() * (F / 4);
-        let within = self.from[quarter..][1..F / 4].iter().map(below).sum::<usize>();
-        quarter + within
+        // Two steps, each of comparisons that do not wait for one another: a binary search waits five times. Where all children
+        // are in the first quarter, as in the root of a small tree, nobody waits for the first: processors guess that well.
+        let is_below = |from: u64| from <= addr;
+        let quarter = if self.len() <= F / 4 {
+            0
+        } else {
+            let (one, two) = self.quarters.split_at(1);
+            (count(one, is_below) + count(two, is_below)) * (F / 4)
+        };
+        let (one, two) = self.from[quarter..][1..F / 4].split_at((F / 4 - 1) / 2);
+        quarter + count(one, is_below) + count(two, is_below)
     }
 
     #[inline]
