@@ -22,12 +22,13 @@ pub static BENCH: Experiment = Experiment {
     title: "single page faults",
     source: "sources A and B",
     about: "Every thread touches 2 MiB page by page and gives them back, untimed; nanoseconds for each fault of each \
-            thread. By calls: of the fault handler alone; by stores: of a processor in software, with TLB and page \
-            walk; apart: each thread in a machine of its own, where nothing is shared but the hardware. Clearing a page is part of every first write; it is measured on frames taken, and given back, in \
+            thread. Within a round, one thread is measured on each of the processors that several use, before and after them, and the \
+            mean taken; so is who has another thread beside. By calls: of the fault handler alone; by stores: of a processor in software, with TLB and page \
+            walk; apart: each thread in a machine of its own, where nothing is shared but the hardware; as a column, the same ratio there. Clearing a page is part of every first write; it is measured on frames taken, and given back, in \
             the same order. The thread beside maps and unmaps a page all the while. The file is of 16 MiB and \
             cached; fault-around is of 64 KiB.",
-    seconds: 0.35,
-    runs: 7,
+    seconds: 0.4,
+    runs: 15,
     memory: |threads| (512 << 20) + rig::for_each_thread(threads, 128 << 20),
     run,
 };
@@ -46,8 +47,9 @@ const AREA: u64 = PAGES as u64 * PAGE_SIZE;
 const BASE: u64 = 1 << 32;
 
 fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
-    let mut plan = Plan::new();
     let threads = rig::threads(context)?;
+    // At least two: one works, and one is beside it.
+    let mut plan = Plan::over(threads.max(2));
     let cases = Cases::plan(&mut plan, threads);
     plan_reads(&mut plan);
     plan_file(&mut plan);
@@ -69,33 +71,25 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
         }
     }
     let all = [("Terrane", &cases.terrane), ("classic lock", &cases.classic)];
+    let [together, churned] = cases.apart;
     for (words, touch) in all {
         let name = |over: &str| format!("{words}: a fault {over} / alone");
-        results.ratio(
-            name(&format!("of {threads} threads in one mapping")),
-            1.0,
-            touch.one,
-            touch.alone,
-            None,
-        );
-        results.ratio(
-            name(&format!("of {threads} threads, own mappings")),
-            1.0,
-            touch.own,
-            touch.alone,
-            None,
-        );
+        for (how, several) in [("in one mapping", touch.one), ("own mappings", touch.own)] {
+            let name = name(&format!("of {threads} threads, {how}"));
+            results.ratio(name.clone(), 1.0, several, touch.alone, None);
+            results.bound(&name, 1.0, together, cases.terrane.alone);
+        }
         for (name, beside) in [
             (name("beside map + unmap"), touch.beside),
             (name("beside map + unmap, among 1000 mappings"), touch.beside_among),
         ] {
             match words {
-                "Terrane" => results.asked(name, 1.0, beside, touch.alone, Asked::AtMost(1.1)),
-                _ => results.ratio(name, 1.0, beside, touch.alone, None),
+                "Terrane" => results.asked(name.clone(), 1.0, beside, touch.alone, Asked::AtMost(1.1)),
+                _ => results.ratio(name.clone(), 1.0, beside, touch.alone, None),
             }
+            results.bound(&name, 1.0, churned, cases.terrane.alone);
         }
     }
-    let [together, churned] = cases.apart;
     let name = format!("Terrane: a fault of {threads} threads in one mapping / in machines apart");
     results.ratio(name, 1.0, cases.terrane.one, together, None);
     let name = "Terrane: a fault beside map + unmap / the same in machines apart";
@@ -144,9 +138,17 @@ impl Cases {
                 })
             }));
         }
+        plan.set();
         let [clearing, clearing_together] = [1, threads].map(|threads| plan.case(clearing(threads)));
         let one = Touch { role: Role::Terrane, variant: "", locking: Locking::Speculative, ..Touch::new() };
+        let apart = Touch { role: Role::Baseline, variant: "Terrane, apart", apart: true, ..one };
+        let apart =
+            [plan.case(Touch { threads, ..apart }.case()), plan.case(Touch { churn: true, ..apart }.case())];
         let [terrane, classic] = LOCKINGS.map(|(role, variant, locking)| {
+            // Clearing and machines apart are compared with the first.
+            if locking == Locking::Classic {
+                plan.set();
+            }
             let among = match locking {
                 Locking::Speculative => "Terrane, among 1000 others",
                 Locking::Classic => "Terrane, classic lock, among 1000 others",
@@ -160,15 +162,14 @@ impl Cases {
                 beside_among: plan.case(Touch { churn: true, others: 1000, variant: among, ..touch }.case()),
             }
         });
-        let apart = Touch { role: Role::Baseline, variant: "Terrane, apart", apart: true, ..one };
-        let apart =
-            [plan.case(Touch { threads, ..apart }.case()), plan.case(Touch { churn: true, ..apart }.case())];
+        plan.set();
         let stores = Touch { variant: "Terrane, by stores", stores: true, ..one };
         let (alone, _, _) = (
             plan.case(stores.case()),
             plan.case(Touch { threads, ..stores }.case()),
             plan.case(Touch { churn: true, ..stores }.case()),
         );
+        plan.set();
         let mut linux = |threads, churn| {
             let case = Probe::FirstTouch { threads, churn }.case(metric(false, churn), "ns");
             plan.case(if churn { case.and(CHURN, "ns") } else { case })

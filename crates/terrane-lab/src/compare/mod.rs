@@ -279,7 +279,7 @@ impl Stage<'_> {
             for other in others {
                 if let Some(value) = times_better(better, &ours.samples(name), &other.samples(name)) {
                     let name = format!("{name}: {} against {}", ours.name, other.name);
-                    ratios.push(Ratio { name, value, published: None, at_least: None, at_most: None });
+                    ratios.push(Ratio { name, value, ..Ratio::default() });
                 }
             }
         }

@@ -102,9 +102,7 @@ mod tests {
             ratios: vec![Ratio {
                 name: "pair: Terrane against Linux 6.12".into(),
                 value: 3.0,
-                published: None,
-                at_least: None,
-                at_most: None,
+                ..Ratio::default()
             }],
             counters: Ordered::default(),
             scaling: false,

@@ -1,7 +1,21 @@
 //! Cases that take turns.
+//!
+//! The processors of a machine are not alike. Those of a virtual machine run at different speeds, at times by a factor of 1.7, depending
+//! on who else is on the host; and the speeds change within seconds. A ratio of two cases says something of the cases only if both
+//! were measured on the same processors, and at the same time. So:
+//!
+//! * A plan [`over`](Plan::over) several processors takes each sample in several *passes*, between which the threads move on by a
+//!   processor. One thread is measured on each of the processors that several use together, and who works beside another on each of
+//!   those on which it is measured alone. The value of the sample is the mean of its passes, whatever they say: rates of threads
+//!   are added, and times averaged, in the same way.
+//! * The cases of a [`set`](Plan::set), which are those that are compared, go through their passes right after each other, every
+//!   other pass in the opposite order: one thread, several, several, one. What changes steadily meanwhile hits all alike.
+//! * Samples are short and many, and the ratio is the median of those within the rounds: a change of speed spoils a round, and does not
+//!   move the median.
 
 use super::Context;
 use super::stats::Summary;
+use super::threads;
 use crate::failure::Failure;
 use crate::report::{self, Asked, Counters, Ratio, Role, Row};
 use std::time::Duration;
@@ -19,13 +33,24 @@ pub struct Sample {
     pub counters: Counters,
 }
 
+impl Sample {
+    /// Adds what another pass gave.
+    fn add(&mut self, part: &Self) {
+        self.values.iter_mut().zip(&part.values).for_each(|(sum, value)| *sum += value);
+        self.counters.add(&part.counters);
+    }
+}
+
 impl From<f64> for Sample {
     fn from(value: f64) -> Self {
         Self { values: vec![value], counters: Counters::default() }
     }
 }
 
-/// Takes one sample of about the given length.
+/// The most passes of a sample.
+const PASSES: usize = 8;
+
+/// Takes one sample of about the given length, or its part of one pass.
 pub type Runner<'a> = Box<dyn FnMut(Duration) -> Result<Sample, Failure> + 'a>;
 
 /// A variant measured with a number of threads.
@@ -94,22 +119,36 @@ impl From<CaseId> for Pick {
 }
 
 /// Cases to be measured, in groups. The cases of a group take turns; groups follow each other.
-#[derive(Default)]
 pub struct Plan<'a> {
     cases: Vec<Case<'a>>,
     /// Where each group but the first starts.
     groups: Vec<usize>,
+    /// Where sets start, other than with a group.
+    sets: Vec<usize>,
+    /// How many processors the threads move over.
+    processors: usize,
 }
 
 impl<'a> Plan<'a> {
-    /// A plan with nothing in it.
+    /// A plan with nothing in it, whose threads stay where they are.
     pub fn new() -> Self {
-        Self::default()
+        Self::over(1)
+    }
+
+    /// A plan with nothing in it, each of whose cases is measured on every one of so many processors (or as many as there are): the
+    /// most that its threads use together.
+    pub fn over(processors: usize) -> Self {
+        Self { cases: Vec::new(), groups: Vec::new(), sets: Vec::new(), processors }
     }
 
     /// Begins a new group. Cases that are compared with each other belong in one.
     pub fn group(&mut self) {
         self.groups.push(self.cases.len());
+    }
+
+    /// Begins a new set within the group: the cases that follow are measured right after each other.
+    pub fn set(&mut self) {
+        self.sets.push(self.cases.len());
     }
 
     /// Adds a case to the present group.
@@ -132,13 +171,15 @@ impl<'a> Plan<'a> {
             notes: Vec::new(),
             missing: Vec::new(),
         };
+        let (sets, processors) = (self.sets, self.processors.min(threads::processors().len()));
         let mut cases = self.cases.into_iter().enumerate().peekable();
         for end in self.groups.into_iter().chain([total]) {
             let mut group = Vec::new();
             while let Some((index, case)) = cases.next_if(|&(index, _)| index < end) {
                 group.push((index, measure_ready(case, &mut results)?));
             }
-            run_group(&mut group, context, sample_time, &mut results)?;
+            let mut group: Vec<_> = group.chunk_by_mut(|_, (index, _)| !sets.contains(index)).collect();
+            run_group(&mut group, context, sample_time, processors, &mut results)?;
         }
         Ok(results)
     }
@@ -168,28 +209,61 @@ fn measure_ready<'a>(case: Case<'a>, results: &mut Results) -> Result<Option<Run
     Ok(runner)
 }
 
-/// Takes all samples of one group: a warm-up of every case, then a sample of every case, again and again.
+/// A case that is ready, and its number.
+type Ready<'a> = (usize, Option<Runner<'a>>);
+
+/// Takes all samples of one group, set after set: a warm-up of every case, then a sample of every case, again and again.
 fn run_group(
-    group: &mut [(usize, Option<Runner<'_>>)],
+    group: &mut [&mut [Ready<'_>]],
     context: &Context<'_>,
     sample_time: Duration,
+    processors: usize,
     results: &mut Results,
 ) -> Result<(), Failure> {
     for round in 0..=context.runs {
-        for (index, runner) in group.iter_mut() {
-            if let Some(runner) = runner {
-                let case = &mut results.cases[*index];
-                context.progress.begin(format!("{} · {}", case.series[0].metric, case.variant));
-                if round == 0 {
-                    runner(sample_time.mul_f64(WARM_UP))?;
-                } else {
-                    case.take(runner(sample_time)?);
+        for set in group.iter_mut() {
+            let time = if round == 0 { sample_time.mul_f64(WARM_UP) } else { sample_time };
+            let samples = run_set(set, context, time, processors, round, results)?;
+            for ((index, _), sample) in set.iter().zip(samples) {
+                if let Some(sample) = sample.filter(|_| round > 0) {
+                    results.cases[*index].take(sample);
                 }
             }
-            context.progress.advance(1);
+            context.progress.advance(set.len());
         }
     }
     Ok(())
+}
+
+/// Takes one sample of every case of a set: in as many passes as there are processors, forth and back.
+fn run_set(
+    set: &mut [Ready<'_>],
+    context: &Context<'_>,
+    time: Duration,
+    processors: usize,
+    round: usize,
+    results: &Results,
+) -> Result<Vec<Option<Sample>>, Failure> {
+    let passes = processors.clamp(1, PASSES);
+    let mut samples: Vec<Option<Sample>> = set.iter().map(|_| None).collect();
+    for pass in 0..passes {
+        // Another processor begins each round; where there are more than passes, all have their turn in the end.
+        let _turned = threads::turn(round + pass * processors / passes, processors);
+        for step in 0..set.len() {
+            let backwards = (round * passes + pass) % 2 == 1;
+            let at = if backwards { set.len() - 1 - step } else { step };
+            let (index, Some(runner)) = &mut set[at] else { continue };
+            let case = &results.cases[*index];
+            context.progress.begin(format!("{} · {}", case.series[0].metric, case.variant));
+            let mut part = runner(time.div_f64(passes as f64))?;
+            part.values.iter_mut().for_each(|value| *value /= passes as f64);
+            match &mut samples[at] {
+                Some(sample) => sample.add(&part),
+                sample => *sample = Some(part),
+            }
+        }
+    }
+    Ok(samples)
 }
 
 /// The samples of one metric, in the order in which they were taken.
@@ -329,6 +403,7 @@ impl Results {
                 published,
                 at_least,
                 at_most,
+                bound: None,
             });
         }
     }
@@ -342,7 +417,18 @@ impl Results {
                 published,
                 at_least: None,
                 at_most: None,
+                bound: None,
             });
+        }
+    }
+
+    /// Says of the ratios called `name` that `factor * over / under` is all that this machine gives: the same where nothing is
+    /// shared but the hardware. Does nothing if one of the two was left out.
+    pub fn bound(&mut self, name: &str, factor: f64, over: impl Into<Pick>, under: impl Into<Pick>) {
+        let bounds = self.by_round(&[over.into(), under.into()], |v| factor * v[0] / v[1]);
+        if let Some(summary) = Summary::of(&bounds) {
+            let named = self.ratios.iter_mut().filter(|ratio| ratio.name == name);
+            named.for_each(|ratio| ratio.bound = Some(summary.median));
         }
     }
 
@@ -476,7 +562,43 @@ mod tests {
         plan.group();
         plan.case(case('C'));
         with_context(2, |context| plan.run(context)).unwrap();
-        assert_eq!(*turns.borrow(), "ABABABCCC");
+        assert_eq!(*turns.borrow(), "ABBAABCCC");
+    }
+
+    #[test]
+    fn cases_of_a_set_go_forth_and_back_and_are_measured_on_every_processor() {
+        let processors = threads::processors().len().min(2);
+        let turns = RefCell::new(Vec::new());
+        let case = |name: char| {
+            let turns = &turns;
+            Case::new(Role::Baseline, name, 1, "m", "ns", move || {
+                Ok(move |_| {
+                    let processor = threads::processor_of(0);
+                    turns.borrow_mut().push((name, processor));
+                    // The first processor is half as fast.
+                    Ok(Sample::from(if processor == threads::processors()[0] { 20.0 } else { 10.0 }))
+                })
+            })
+        };
+        let mut plan = Plan::over(2);
+        plan.case(case('A'));
+        plan.case(case('B'));
+        plan.set();
+        plan.case(case('C'));
+        let results = with_context(2, |context| plan.run(context)).unwrap();
+        let turns = turns.into_inner();
+        let names: String = turns.iter().map(|&(name, _)| name).collect();
+        if processors == 2 {
+            assert_eq!(names, "ABBACCABBACCABBACC");
+            let round = |turns: &[(char, usize)]| turns.iter().map(|&(_, at)| at).collect::<Vec<_>>();
+            let [first, second] = [threads::processors()[0], threads::processors()[1]];
+            assert_eq!(round(&turns[..6]), [first, first, second, second, first, second]);
+            assert_eq!(round(&turns[6..12]), [second, second, first, first, second, first]);
+            assert_eq!(results.samples(CaseId(0).into()), [15.0, 15.0]);
+        } else {
+            assert_eq!(names, "ABCBACABC");
+        }
+        assert_eq!(threads::processor_of(0), threads::processors()[0], "moved back in the end");
     }
 
     #[test]
@@ -520,14 +642,20 @@ mod tests {
         let b = plan.case(series(Role::Terrane, "b", "m", &[200.0, 300.0, 450.0]));
         let mut results = with_context(3, |context| plan.run(context)).unwrap();
         results.ratio("b / a", 1.0, b, a, Some(2.5));
-        results.asked("b / a", 1.0, b, a, Asked::AtMost(1.5));
+        results.asked("c", 1.0, b, a, Asked::AtMost(1.5));
+        results.bound("c", 1.0, a, b);
         results.at_most(b, 7.0);
         results.derive(Role::Terrane, "b over a", 1, ("d", "ns"), &[a.into(), b.into()], |v| v[1] - v[0]);
         assert_eq!(results.lowest(&[b, a]), Some(a.into()));
         let report = with_context(3, |context| results.report(context));
-        let ratio =
-            Ratio { name: "b / a".into(), value: 2.0, published: Some(2.5), at_least: None, at_most: None };
-        let asked = Ratio { published: None, at_most: Some(1.5), ..ratio.clone() };
+        let ratio = Ratio { name: "b / a".into(), value: 2.0, published: Some(2.5), ..Ratio::default() };
+        let asked = Ratio {
+            name: "c".into(),
+            published: None,
+            at_most: Some(1.5),
+            bound: Some(0.5),
+            ..ratio.clone()
+        };
         assert_eq!(report.ratios, [ratio, asked]);
         assert_eq!(report.rows.iter().map(|row| row.at_most).collect::<Vec<_>>(), [None, Some(7.0), None]);
         assert_eq!(report.rows.len(), 3);

@@ -5,6 +5,7 @@
 
 use super::stats::Summary;
 use super::threads::together;
+use super::timing::settles;
 use crate::failure::Failure;
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,8 @@ impl All {
 }
 
 /// Repeats `step` on `threads` pinned threads until `time` is over. `seats` is how many threads there are in all.
-/// A step should take some microseconds at least: the clock is looked at once for each.
+/// A step should take some microseconds at least: the clock is looked at once for each. Steps that end while caches fill
+/// ([`settles`]) do not count.
 ///
 /// # Errors
 /// The first failure of `prepare` or `step`.
@@ -74,8 +76,12 @@ pub fn rates<P>(
                 let above = done.took.as_nanos() as f64 - done.other.as_nanos() as f64;
                 sum.above.push(above / done.things as f64);
             }
-            if start.elapsed() >= time {
+            let elapsed = start.elapsed();
+            if elapsed >= time {
                 return Ok(sum);
+            }
+            if settles(elapsed, time) {
+                sum = Sum { done: Done::default(), above: Vec::new() };
             }
         }
     })?;

@@ -1,5 +1,6 @@
 //! Threads that start together, stay on their processors, and disturb each other on purpose.
 
+use super::timing::settles;
 use crate::failure::Failure;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,15 +18,47 @@ pub fn processors() -> &'static [usize] {
     })
 }
 
-/// Keeps the calling thread, number `index` of `total`, on a processor of its own.
+/// By how many processors the threads have moved on, of how many.
+static TURNED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(1)];
+
+/// While it is there, threads have moved on.
+pub struct Turned(());
+
+/// Moves the threads that are pinned from now on along by `by` processors: the first `of` take turns, the others stay.
+///
+/// There is one such turn in a process: who measures two things at a time would spoil both anyway.
+pub fn turn(by: usize, of: usize) -> Turned {
+    TURNED[1].store(of.max(1), Ordering::Relaxed);
+    TURNED[0].store(by, Ordering::Relaxed);
+    Turned(())
+}
+
+/// What [`turn`] was last called with.
+pub fn turned() -> (usize, usize) {
+    (TURNED[0].load(Ordering::Relaxed), TURNED[1].load(Ordering::Relaxed))
+}
+
+impl Drop for Turned {
+    fn drop(&mut self) {
+        TURNED[0].store(0, Ordering::Relaxed);
+    }
+}
+
+/// The processor of thread `index`, which is less than there are processors.
+pub fn processor_of(index: usize) -> usize {
+    let ((by, of), allowed) = (turned(), processors());
+    let of = of.min(allowed.len());
+    allowed[if index < of { (index + by) % of } else { index }]
+}
+
+/// Keeps the calling thread, number `index` of `total`, on a processor of its own ([`turn`] says which).
 ///
 /// Does nothing if there are more threads than processors: the scheduler then does better than a fixed seat.
 /// A kernel that refuses is no reason to stop; the figures are merely less steady.
 pub fn pin(index: usize, total: usize) {
-    let allowed = processors();
-    if total <= allowed.len() {
+    if total <= processors().len() {
         let mut set = rustix::thread::CpuSet::new();
-        set.set(allowed[index]);
+        set.set(processor_of(index));
         let _ = rustix::thread::sched_setaffinity(None, &set);
     }
 }
@@ -168,7 +201,7 @@ impl Rounds {
 }
 
 /// Repeats `round` on every one of `threads` pinned threads, all starting each round together, until `time` is
-/// over.
+/// over. Rounds that end within the first eighth of it do not count: the caches of processors fill meanwhile.
 ///
 /// # Errors
 /// The first failure of a round; all threads stop after that round.
@@ -178,13 +211,14 @@ pub fn in_rounds(
     time: Duration,
     round: impl Fn(usize) -> Result<Duration, Failure> + Sync,
 ) -> Result<Rounds, Failure> {
-    let (gate, stop) = (Gate::new(threads), AtomicBool::new(false));
+    let (gate, stop, settling) = (Gate::new(threads), AtomicBool::new(false), AtomicBool::new(false));
     let done = together(
         threads,
         seats,
         |_| Ok(()),
         |index, ()| {
             let (start, mut sum, mut count) = (Instant::now(), Duration::ZERO, 0u64);
+            let mut counted_from = Duration::ZERO;
             let mut outcome = Ok(());
             loop {
                 gate.wait();
@@ -193,13 +227,19 @@ pub fn in_rounds(
                     Err(failure) => outcome = Err(failure),
                 }
                 count += 1;
+                if index == 0 {
+                    settling.store(settles(start.elapsed(), time), Ordering::Relaxed);
+                }
                 if outcome.is_err() || (index == 0 && start.elapsed() >= time) {
                     stop.store(true, Ordering::Relaxed);
                 }
                 // All see the same answer: nobody stores between this gate and the next round.
                 gate.wait();
                 if stop.load(Ordering::Relaxed) {
-                    return outcome.map(|()| (sum, count, start.elapsed()));
+                    return outcome.map(|()| (sum, count, start.elapsed() - counted_from));
+                }
+                if settling.load(Ordering::Relaxed) {
+                    (sum, count, counted_from) = (Duration::ZERO, 0, start.elapsed());
                 }
             }
         },
@@ -254,8 +294,9 @@ mod tests {
             Ok(Duration::from_nanos(3))
         })
         .unwrap();
-        assert!(rounds.count > 0 && rounds.wall >= Duration::from_millis(2));
-        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == rounds.count));
+        assert!(rounds.count > 0 && rounds.wall >= Duration::from_millis(1));
+        let [first, second] = counts.map(AtomicU64::into_inner);
+        assert!(first == second && first >= rounds.count);
         assert_eq!(rounds.sums, vec![Duration::from_nanos(3 * rounds.count); 2]);
         assert_eq!(rounds.each(3), 1.0);
     }

@@ -102,7 +102,7 @@ pub struct Row {
 }
 
 /// One comparison.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Ratio {
     /// What is divided by what.
     pub name: String,
@@ -114,6 +114,9 @@ pub struct Ratio {
     pub at_least: Option<f64>,
     /// What it shall be at most, if that is asked.
     pub at_most: Option<f64>,
+    /// The same ratio where nothing is shared but the hardware, measured in the same rounds: what the machine gives. `None` if
+    /// that was not measured.
+    pub bound: Option<f64>,
 }
 
 /// What is asked of a figure.
@@ -318,6 +321,7 @@ pub fn sample() -> Report {
                     published: Some(2.06),
                     at_least: Some(1.9),
                     at_most: None,
+                    bound: Some(1.97),
                 },
                 Ratio {
                     name: "speculative / classic, beside a churner".into(),
@@ -325,6 +329,7 @@ pub fn sample() -> Report {
                     published: None,
                     at_least: None,
                     at_most: Some(1.1),
+                    bound: None,
                 },
             ],
             counters: {

@@ -86,6 +86,11 @@ fn scaling(text: &mut String, experiment: &Experiment) {
     threads.dedup();
     let any_asked = experiment.rows.iter().any(|row| row.asked().is_some())
         || experiment.ratios.iter().any(|ratio| ratio.asked().is_some());
+    let of_rows = |row: &Row| {
+        let of = |&&n: &&usize| experiment.scaling_of(&row.metric, &row.variant, n);
+        threads.iter().filter(|&&n| n > 1).map(|n| of(&n)).collect::<Vec<Option<&Ratio>>>()
+    };
+    let any_bound = experiment.rows.iter().flat_map(of_rows).flatten().any(|ratio| ratio.bound.is_some());
     let mut lines: Vec<Line> = Vec::new();
     let mut metric = None;
     for (number_of, row) in experiment.rows.iter().enumerate() {
@@ -102,12 +107,12 @@ fn scaling(text: &mut String, experiment: &Experiment) {
         let of = |threads: usize| experiment.rows.iter().filter(same).find(|row| row.threads == threads);
         let mut cells = vec![row.variant.clone()];
         cells.extend(threads.iter().map(|&n| of(n).map_or("–".to_owned(), |row| number(row.median))));
-        let ratios: Vec<Option<&Ratio>> = threads
-            .iter()
-            .filter(|&&n| n > 1)
-            .map(|&n| experiment.scaling_of(&row.metric, &row.variant, n))
-            .collect();
+        let ratios = of_rows(row);
         cells.extend(ratios.iter().map(|ratio| ratio.map_or("–".to_owned(), |ratio| times(ratio.value))));
+        if any_bound {
+            // Of the most threads.
+            cells.push(bound(ratios.iter().rev().flatten().next().copied()));
+        }
         if any_asked {
             let of_ratio = ratios.iter().flatten().find(|ratio| ratio.asked().is_some());
             cells.push(match of_ratio {
@@ -120,10 +125,16 @@ fn scaling(text: &mut String, experiment: &Experiment) {
     let columns: Vec<String> = std::iter::once(String::new())
         .chain(threads.iter().map(|n| if *n == 1 { "1 thread".to_owned() } else { format!("{n} threads") }))
         .chain(threads.iter().filter(|&&n| n > 1).map(|n| format!("{n} : 1")))
+        .chain(any_bound.then(|| "apart".to_owned()))
         .chain(any_asked.then(|| "asked".to_owned()))
         .collect();
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
     table(text, &columns, &lines);
+}
+
+/// What the machine gives.
+fn bound(ratio: Option<&Ratio>) -> String {
+    ratio.and_then(|ratio| ratio.bound).map_or("–".to_owned(), times)
 }
 
 /// The ratios that no other table shows.
@@ -144,12 +155,16 @@ fn ratios(text: &mut String, ratios: &[&Ratio]) {
     }
     let published = ratios.iter().any(|ratio| ratio.published.is_some());
     let any_asked = ratios.iter().any(|ratio| ratio.asked().is_some());
+    let any_bound = ratios.iter().any(|ratio| ratio.bound.is_some());
     let lines: Vec<Line> = ratios
         .iter()
         .map(|r| {
             let mut cells = vec![r.name.clone(), times(r.value)];
             if published {
                 cells.push(r.published.map_or("–".to_owned(), times));
+            }
+            if any_bound {
+                cells.push(bound(Some(r)));
             }
             if any_asked {
                 cells.push(asked(r.asked(), r.value, times));
@@ -159,6 +174,7 @@ fn ratios(text: &mut String, ratios: &[&Ratio]) {
         .collect();
     let mut columns = vec!["ratio", "here"];
     columns.extend(published.then_some("published"));
+    columns.extend(any_bound.then_some("apart"));
     columns.extend(any_asked.then_some("asked"));
     table(text, &columns, &lines);
 }
@@ -367,7 +383,7 @@ mod tests {
         (experiment.ratios[0].name, experiment.ratios[0].value) = (name.clone(), 1.85);
         let text = super::experiment(&experiment);
         let line = text.lines().find(|line| line.contains("12,905,113")).unwrap();
-        for part in ["speculative", "7,000,000", "1.85x", "≥ 1.90x missed"] {
+        for part in ["speculative", "7,000,000", "1.85x", "1.97x", "≥ 1.90x missed"] {
             assert!(line.contains(part), "{part} is missing in\n{text}");
         }
         assert!(text.contains("1 thread  2 threads") || text.contains("1 thread   2 threads"), "{text}");

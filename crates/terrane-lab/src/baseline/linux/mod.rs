@@ -3,7 +3,7 @@
 //! Some of this would disturb the command itself: sixty thousand mappings, a heap that moves, a fork of a process
 //! that holds gigabytes for another experiment. So every [`Probe`] is measured in a fresh process, which is this
 //! same program called with a hidden command. The process stays for all samples of its case and waits in between;
-//! it reads the length of a sample as a line on its standard input, answers with a line of JSON, and ends when its
+//! it reads the length of a sample, and where its threads have moved to, as a line on its standard input, answers with a line of JSON, and ends when its
 //! input does, so it cannot outlive the command.
 
 mod calls;
@@ -18,7 +18,7 @@ pub use scale::{AREA, CALLS, FORKED, POPULATED, Shape, TOUCHED, Work, sparse_fil
 
 use crate::failure::Failure;
 use crate::measure::plan::Runner;
-use crate::measure::{Case, Sample, host};
+use crate::measure::{Case, Sample, host, threads};
 use crate::report::{Counters, Role};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, BufReader, Write};
@@ -193,7 +193,8 @@ impl Process {
     /// Takes a sample of about `time`.
     fn sample(&mut self, time: Duration) -> Result<Sample, Failure> {
         let Some(to) = &mut self.to else { return Err(Failure::Closed) };
-        writeln!(to, "{}", time.as_nanos())
+        let (by, of) = threads::turned();
+        writeln!(to, "{} {by} {of}", time.as_nanos())
             .map_err(|e| Failure::broken("cannot ask the measuring process", e))?;
         self.reply()
     }
@@ -233,8 +234,11 @@ pub fn serve(text: &str) -> Result<(), Failure> {
     };
     answer(&Reply::Values(Vec::new(), Counters::default()))?;
     for line in io::stdin().lines() {
-        let nanoseconds = line.ok().and_then(|line| line.parse().ok()).ok_or(Failure::Closed)?;
+        let line = line.map_err(|_| Failure::Closed)?;
+        let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        let &[nanoseconds, by, of] = &numbers[..] else { return Err(Failure::Closed) };
         let before = memory::counters();
+        let _turned = threads::turn(by as usize, of as usize);
         let reply = match runner(Duration::from_nanos(nanoseconds)) {
             Ok(mut sample) => {
                 sample.counters.add(&memory::counted_since(&before));

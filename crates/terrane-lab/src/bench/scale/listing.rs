@@ -53,11 +53,12 @@ impl Listing {
             let name = format!("map + unmap, {words}: time beside a listing of 10,000 mappings / alone");
             match variant {
                 Variant::Terrane | Variant::PerCpu => {
-                    results.asked(name, 1.0, *lists, *alone, Asked::AtMost(1.1));
+                    results.asked(name.clone(), 1.0, *lists, *alone, Asked::AtMost(1.1));
                 }
-                _ => results.ratio(name, 1.0, *lists, *alone, None),
+                _ => results.ratio(name.clone(), 1.0, *lists, *alone, None),
             }
             if let Some(another) = another {
+                results.bound(&name, 1.0, *another, *alone);
                 let name = format!("map + unmap, {words}: time beside a listing of another space / alone");
                 results.ratio(name, 1.0, *another, *alone, None);
             }
@@ -67,6 +68,7 @@ impl Listing {
 
 impl Cases {
     fn plan(plan: &mut Plan<'static>, machines: &Arc<Machines>, variant: Variant) -> Self {
+        plan.set();
         let metric = |beside: Beside| match beside {
             Beside::Nothing => "map + unmap a page among 10,000 mappings",
             Beside::Lists => "map + unmap a page, beside a listing of the 10,000",

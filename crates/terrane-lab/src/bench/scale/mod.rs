@@ -1,7 +1,7 @@
 //! How rates grow with threads.
 //!
-//! One thread and several take turns, sample by sample, and a ratio is taken within each round: machines drift between speeds. All
-//! variants but one run on one machine of Terrane's, in spaces of their own ([`crate::experiments::hosted`] says why). The one
+//! One thread and several take turns, and so do those beside another thread and those alone, on the same processors; a ratio is taken
+//! within each round, because machines drift between speeds ([`crate::measure::plan`] says how). All variants but one run on one machine of Terrane's, in spaces of their own ([`crate::experiments::hosted`] says why). The one
 //! gives each thread a machine of its own: what it does not reach, the hardware does not give.
 
 mod listing;
@@ -26,15 +26,16 @@ pub static BENCH: Experiment = Experiment {
     id: "scale",
     title: "what several threads get done, against one",
     source: "the promise: nothing shared; shapes of will-it-scale",
-    about: "Things a second, of all threads together; n : 1 is the ratio within each round of samples, then the median. Every \
-            thread works on pages of its own, in page tables of its own, by calls; where a page is stored to, by a processor \
+    about: "Things a second, of all threads together; n : 1 is the ratio within each round of samples, then the median. Within a \
+            round, one thread is measured on each of the processors that several use, before and after them, and the mean taken; so is \
+            who has another thread beside. apart, as a column: the same ratio of threads in machines apart. Every thread works on pages of its own, in page tables of its own, by calls; where a page is stored to, by a processor \
             in software that runs the space. own areas: at fixed addresses, 128 GiB apart, among 256 other mappings of a page \
             for each thread of the most there are, however many work. apart: each thread in a machine of its own, which is what the hardware gives. Clearing a page is \
             measured in turn with the faults, 64 of each, and the median of the differences taken. fork, one space: all threads copy the same space, and \
             exclude each other. beside map + unmap: another thread does that elsewhere in the same space all the while, so \
             there is one more than the column says. The names at the end are will-it-scale's, with threads; pages are of 4 KiB.",
-    seconds: 0.2,
-    runs: 9,
+    seconds: 0.3,
+    runs: 15,
     memory,
     run,
 };
@@ -66,6 +67,11 @@ impl Variant {
             Self::Apart => "Terrane, apart".to_owned(),
             Self::Linux => kernel(),
         }
+    }
+
+    /// Whether the same in machines apart is all that it can reach. (The kernel does other work, in other places.)
+    fn has_bound(self) -> bool {
+        !matches!(self, Self::Apart | Self::Linux)
     }
 
     fn role(self) -> Role {
@@ -160,12 +166,13 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     hosted::check_threads(most, 2)?;
     let machines = Arc::new(Machines::new(most)?);
     let counts = counts(most);
-    let mut plan = Plan::new();
+    let mut plan = Plan::over(most);
     let mut lines = Vec::new();
     for work in Work::ALL {
-        for churn in [false, true] {
-            plan.group();
-            for &variant in work.variants() {
+        plan.group();
+        for &variant in work.variants() {
+            plan.set();
+            for churn in [false, true] {
                 lines.push(Line::plan(&mut plan, &machines, work, variant, churn, &counts));
             }
         }
@@ -174,6 +181,7 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     for shape in Shape::ALL {
         plan.group();
         for &variant in shapes::variants(shape) {
+            plan.set();
             let metric = format!("{}: {}", shape.name(), shapes::words(shape));
             let cases = shapes::plan(&mut plan, &machines, shape, variant, &metric, &counts);
             curves.push((metric, variant, cases));
@@ -183,18 +191,16 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     let listing = listing::Listing::plan(&mut plan, &machines);
     let mut results = plan.run(context)?;
     for line in &lines {
-        line.compare(&mut results, &counts);
+        line.compare(find(&lines, line.work, Variant::Apart, line.churn), &mut results, &counts);
     }
     for line in lines.iter().filter(|line| line.churn) {
-        let alone = lines
-            .iter()
-            .find(|other| !other.churn && (other.work, other.variant) == (line.work, line.variant));
-        if let Some(alone) = alone {
-            line.compare_with(alone, &mut results);
-        }
+        let of = |variant| {
+            Some((find(&lines, line.work, variant, true)?, find(&lines, line.work, variant, false)?))
+        };
+        line.compare_alone(of(line.variant), of(Variant::Apart), &mut results);
     }
     for (metric, variant, cases) in &curves {
-        scaling(&mut results, metric, *variant, cases, &counts, 0, None);
+        scaling(&mut results, metric, *variant, cases, None, &counts, 0, None);
     }
     listing.compare(&mut results);
     if let Some(threads) = counts.iter().find(|&&threads| !fit(threads, true)) {
@@ -207,6 +213,11 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     let mut report = results.report(context);
     report.scaling = true;
     Ok(report)
+}
+
+/// The line of this work by this variant.
+fn find(lines: &[Line], work: Work, variant: Variant, churn: bool) -> Option<&Line> {
+    lines.iter().find(|line| (line.work, line.variant, line.churn) == (work, variant, churn))
 }
 
 /// One work by one variant, for every number of threads.
@@ -246,7 +257,8 @@ impl Line {
         Self { work, variant, churn, cases }
     }
 
-    fn compare(&self, results: &mut Results, counts: &[usize]) {
+    /// Several threads against one. `apart` is the line of threads in machines apart.
+    fn compare(&self, apart: Option<&Self>, results: &mut Results, counts: &[usize]) {
         let asked = match (self.variant, self.churn) {
             (Variant::Terrane | Variant::PerCpu, false) => self.work.asked(),
             _ => None,
@@ -255,54 +267,80 @@ impl Line {
         let whole = asked.filter(|_| !above);
         let fitting = counts.iter().filter(|&&threads| fit(threads, self.churn)).count();
         let counts = &counts[..fitting];
-        scaling(results, &metric(self.work, self.churn), self.variant, &self.cases, counts, 0, whole);
+        let apart = apart.filter(|_| self.variant.has_bound()).map(|line| &line.cases[..]);
+        let words = metric(self.work, self.churn);
+        scaling(results, &words, self.variant, &self.cases, apart, counts, 0, whole);
         if above {
-            scaling(results, &above_clearing(self.work), self.variant, &self.cases, counts, 1, asked);
+            let words = above_clearing(self.work);
+            scaling(results, &words, self.variant, &self.cases, apart, counts, 1, asked);
             if self.variant == Variant::Terrane {
                 results.at_most(self.cases[0].metric(1), 40.0);
             }
         }
     }
 
-    /// One thread beside one that maps and unmaps, against the same `alone`.
-    fn compare_with(&self, alone: &Self, results: &mut Results) {
-        let (beside, alone) = (self.cases[0], alone.cases[0]);
+    /// One thread beside one that maps and unmaps, against the same alone; both also in machines `apart`.
+    fn compare_alone(
+        &self,
+        here: Option<(&Self, &Self)>,
+        apart: Option<(&Self, &Self)>,
+        results: &mut Results,
+    ) {
+        let Some((beside, alone)) = here else { return };
         let (work, variant) = (self.work.words(), self.variant.words());
         let ours = matches!(self.variant, Variant::Terrane | Variant::PerCpu);
-        if self.work == Work::Find {
-            let name = format!("{work}, {variant}: rate beside map + unmap / alone");
-            match ours {
-                true => results.asked(name, 1.0, beside, alone, Asked::AtLeast(0.95)),
-                false => results.ratio(name, 1.0, beside, alone, None),
-            }
-            return;
+        let (name, asked) = if self.work == Work::Find {
+            (
+                format!("{work}, {variant}: rate beside map + unmap / alone"),
+                ours.then_some(Asked::AtLeast(0.95)),
+            )
+        } else {
+            let asked = (ours && self.work.is_fault()).then_some(Asked::AtMost(1.1));
+            (format!("{work}, {variant}: time beside map + unmap / alone"), asked)
+        };
+        // Of rates.
+        let divide = |beside: &Self, alone: &Self| match self.work {
+            Work::Find => (beside.cases[0], alone.cases[0]),
+            _ => (alone.cases[0], beside.cases[0]),
+        };
+        let (over, under) = divide(beside, alone);
+        match asked {
+            Some(asked) => results.asked(name.clone(), 1.0, over, under, asked),
+            None => results.ratio(name.clone(), 1.0, over, under, None),
         }
-        let name = format!("{work}, {variant}: time beside map + unmap / alone");
-        match ours && self.work.is_fault() {
-            true => results.asked(name, 1.0, alone, beside, Asked::AtMost(1.1)),
-            false => results.ratio(name, 1.0, alone, beside, None),
+        if let Some((beside, alone)) = apart.filter(|_| self.variant.has_bound()) {
+            let (over, under) = divide(beside, alone);
+            results.bound(&name, 1.0, over, under);
         }
     }
 }
 
-/// Adds the ratios of several threads to one: of rates, or (`metric` 1) of times.
+/// Adds the ratios of several threads to one: of rates, or (`metric` 1) of times. `apart` are the same cases in machines apart.
+#[allow(clippy::too_many_arguments, reason = "the columns of a table")]
 fn scaling(
     results: &mut Results,
     words: &str,
     variant: Variant,
     cases: &[CaseId],
+    apart: Option<&[CaseId]>,
     counts: &[usize],
     metric: usize,
     asked: Option<f64>,
 ) {
-    for (&threads, case) in counts.iter().zip(cases).skip(1) {
+    let divide = |threads: usize, one: CaseId, several: CaseId| {
+        let (one, several) = (one.metric(metric), several.metric(metric));
+        if metric == 0 { (1.0, several, one) } else { (threads as f64, one, several) }
+    };
+    for (at, &threads) in counts.iter().enumerate().skip(1) {
         let name = report::Experiment::scaling_name(words, &variant.words(), threads);
-        let (one, several) = (cases[0].metric(metric), case.metric(metric));
-        let (factor, over, under) =
-            if metric == 0 { (1.0, several, one) } else { (threads as f64, one, several) };
+        let (factor, over, under) = divide(threads, cases[0], cases[at]);
         match asked.filter(|_| threads == 2) {
-            Some(least) => results.asked(name, factor, over, under, Asked::AtLeast(least)),
-            None => results.ratio(name, factor, over, under, None),
+            Some(least) => results.asked(name.clone(), factor, over, under, Asked::AtLeast(least)),
+            None => results.ratio(name.clone(), factor, over, under, None),
+        }
+        if let Some(apart) = apart {
+            let (factor, over, under) = divide(threads, apart[0], apart[at]);
+            results.bound(&name, factor, over, under);
         }
     }
 }

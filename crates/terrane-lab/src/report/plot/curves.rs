@@ -199,9 +199,8 @@ mod tests {
             .map(|(threads, value)| Ratio {
                 name: name(threads),
                 value,
-                published: None,
                 at_least: (threads == 2).then_some(1.8),
-                at_most: None,
+                ..Ratio::default()
             })
             .to_vec();
         let curves = of(&experiment);
