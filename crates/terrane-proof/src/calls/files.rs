@@ -1,6 +1,8 @@
 //! Pages of objects that go, are written, are cut off and come back, beside those who use them.
 
-use super::{BASE, Me, RW, SMALL, Space, World, frame_of, is_resident, load, page, reclaim, store, unmap};
+use super::{
+    BASE, FEW, Me, RW, SMALL, Space, World, frame_of, is_resident, load, migrate, page, reclaim, store, unmap,
+};
 use crate::host::{Disk, Model};
 use crate::schedules::{Effort, USUAL, check, check_caught};
 use std::mem::ManuallyDrop;
@@ -9,13 +11,12 @@ use terrane::space::MapRequest;
 use terrane::sync::Shared;
 use terrane::{FaultError, Frame, PAGE_SIZE};
 
-const FEW: Effort = Effort { schedules: 150, ..USUAL };
 /// For what few schedules show.
 const MANY: Effort = Effort { schedules: 1200, ..USUAL };
 const PAGES: u64 = 2;
 
 /// An object that a failed model leaves alone.
-type Shown = ManuallyDrop<Shared<Object<Model>>>;
+pub(super) type Shown = ManuallyDrop<Shared<Object<Model>>>;
 
 /// Maps all of the object from page `at` of the space on.
 fn show(cpu: &Me, space: &Space, object: &Shared<Object<Model>>, at: u64) {
@@ -32,6 +33,14 @@ fn file() -> (World, Me, Shown, Disk) {
     (world, cpu, ManuallyDrop::new(object), disk)
 }
 
+/// Shared memory of two pages, mapped from page 0 on, and a device to swap to.
+pub(super) fn memory() -> (World, Me, Shown, Disk) {
+    let (world, cpu, disk) = World::swapping();
+    let object = Object::shared_memory(&world.machine, PAGES * PAGE_SIZE).unwrap();
+    show(&cpu, &world.space, &object, 0);
+    (world, cpu, ManuallyDrop::new(object), disk)
+}
+
 /// What is in memory and what is in the file is the same once it is written: page `n` holds `value`.
 fn settle(cpu: &Me, world: &World, object: &Shown, disk: &Disk, n: u64, value: u64) {
     object.write_back(cpu).unwrap();
@@ -40,7 +49,17 @@ fn settle(cpu: &Me, world: &World, object: &Shown, disk: &Disk, n: u64, value: u
     assert_eq!(load(cpu, &world.space, 8 + n), Ok(value), "a store was lost");
 }
 
-fn end(world: World, cpu: Me, object: Shown) {
+/// A file whose page `n` holds 1 and is not in memory.
+fn written(n: u64) -> (World, Me, Shown, Disk) {
+    let (world, cpu, object, disk) = file();
+    store(&cpu, &world.space, n, 1).unwrap();
+    settle(&cpu, &world, &object, &disk, n, 1);
+    unmap(&cpu, &world.space, 8, 8 + PAGES);
+    reclaim(&cpu, &world.space, n);
+    (world, cpu, object, disk)
+}
+
+pub(super) fn end(world: World, cpu: Me, object: Shown) {
     world.space.unmap(&cpu, BASE, 16 * PAGE_SIZE).unwrap();
     drop(ManuallyDrop::into_inner(object));
     world.end(cpu);
@@ -237,9 +256,7 @@ fn locked_pages_of_files_stay_because_they_are_looked_at() {
 
 /// Memory without a file, beside its way to swap and back.
 fn shared_memory() {
-    let (world, cpu, _disk) = World::swapping();
-    let object: Shown = ManuallyDrop::new(Object::shared_memory(&world.machine, PAGES * PAGE_SIZE).unwrap());
-    show(&cpu, &world.space, &object, 0);
+    let (world, cpu, object, _disk) = memory();
     store(&cpu, &world.space, 0, 1).unwrap();
     let user = world.spawn(|cpu, space| {
         store(cpu, space, 0, 2).unwrap();
@@ -276,16 +293,7 @@ fn migration() {
         store(cpu, space, 0, 2).unwrap();
         assert_eq!(load(cpu, space, 0), Ok(2), "a store was lost");
     });
-    if let Some(frame) = frame_of(&cpu, &world.space, 0) {
-        let to = {
-            let pin = cpu.pin();
-            world.space.mm().ram(&pin).allocate().unwrap()
-        };
-        if !terrane::reclaim::migrate(&cpu, frame, to) {
-            let pin = cpu.pin();
-            world.space.mm().ram(&pin).free(to);
-        }
-    }
+    migrate(&cpu, &world.space, 0);
     user.join().unwrap();
     settle(&cpu, &world, &object, &disk, 0, 2);
     end(world, cpu, object);
@@ -303,11 +311,7 @@ fn moving_a_page_of_a_file_waits_for_stores() {
 
 /// A page is read in while a hole is made where it lies: the hole is a hole.
 fn punch_beside_reading() {
-    let (world, cpu, object, disk) = file();
-    store(&cpu, &world.space, 0, 1).unwrap();
-    settle(&cpu, &world, &object, &disk, 0, 1);
-    unmap(&cpu, &world.space, 8, 8 + PAGES);
-    reclaim(&cpu, &world.space, 0);
+    let (world, cpu, object, disk) = written(0);
     assert!(!is_resident(&cpu, &world.space, 0));
     let user = world.spawn(|cpu, space| {
         let seen = load(cpu, space, 0).unwrap();
@@ -333,11 +337,7 @@ fn a_hole_waits_for_pages_that_are_read() {
 
 /// A page is read in while the object is cut short: it is not there when the object grows again.
 fn cut_beside_reading() {
-    let (world, cpu, object, disk) = file();
-    store(&cpu, &world.space, 1, 1).unwrap();
-    settle(&cpu, &world, &object, &disk, 1, 1);
-    unmap(&cpu, &world.space, 8, 8 + PAGES);
-    reclaim(&cpu, &world.space, 1);
+    let (world, cpu, object, _disk) = written(1);
     let user = world.spawn(|cpu, space| {
         let seen = load(cpu, space, 1);
         assert!(matches!(seen, Ok(1) | Err(FaultError::BeyondEnd)), "{seen:?}");
@@ -356,11 +356,7 @@ fn cut_beside_reading() {
 
 /// A page is read in while the object is cut short and grows again: what was cut off does not come back.
 fn cut_and_growth_beside_reading() {
-    let (world, cpu, object, disk) = file();
-    store(&cpu, &world.space, 1, 1).unwrap();
-    settle(&cpu, &world, &object, &disk, 1, 1);
-    unmap(&cpu, &world.space, 8, 8 + PAGES);
-    reclaim(&cpu, &world.space, 1);
+    let (world, cpu, object, disk) = written(1);
     let user = world.spawn(|cpu, space| {
         let seen = load(cpu, space, 1);
         assert!(matches!(seen, Ok(0 | 1) | Err(FaultError::BeyondEnd)), "{seen:?}");

@@ -12,9 +12,11 @@ mod index;
 mod moves;
 mod ranges;
 mod reclaim;
+mod swapoff;
 mod users;
 
 use crate::host::{Disk, Model, ModelFormat};
+use crate::schedules::{Effort, USUAL};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -26,6 +28,11 @@ use terrane::vma::Prot;
 use terrane::{FaultError, Frame, PAGE_SIZE};
 
 type Space = AddressSpace<Model>;
+/// A copy of a space.
+type Forked = ManuallyDrop<Space>;
+
+/// For models of which a schedule takes long.
+const FEW: Effort = Effort { schedules: 150, ..USUAL };
 
 const RW: Prot = Prot::READ.union(Prot::WRITE);
 const FRAMES: usize = 96;
@@ -185,6 +192,43 @@ fn reclaim(cpu: &Me, space: &Space, n: u64) {
             terrane::proof::reclaim(cpu, frame);
         }
     }
+}
+
+/// Moves page `n` to another frame.
+fn migrate(cpu: &Me, space: &Space, n: u64) -> bool {
+    let Some(frame) = frame_of(cpu, space, n) else { return false };
+    let to = {
+        let pin = cpu.pin();
+        space.mm().ram(&pin).allocate().unwrap()
+    };
+    let moved = terrane::reclaim::migrate(cpu, frame, to);
+    if !moved {
+        let pin = cpu.pin();
+        space.mm().ram(&pin).free(to);
+    }
+    moved
+}
+
+/// A space whose page 0 holds 1, and a device to swap to.
+fn one_page() -> (World, Me, Disk) {
+    let (world, cpu, disk) = World::swapping();
+    map(&cpu, &world.space, 0, 2);
+    store(&cpu, &world.space, 0, 1).unwrap();
+    (world, cpu, disk)
+}
+
+fn second_word(cpu: &Me, space: &Space) -> u64 {
+    Model::load(cpu, space, page(0) + 8).unwrap()
+}
+
+/// A copy of the space that a failed model leaves alone.
+fn fork(cpu: &Me, space: &Space) -> Forked {
+    ManuallyDrop::new(space.fork(cpu).unwrap())
+}
+
+/// Ends a copy.
+fn end_fork(cpu: &Me, child: Forked) {
+    ManuallyDrop::into_inner(child).destroy(cpu);
 }
 
 /// Whether a page of the space is present. An entry that a late fault has taken, and will give back, is not.

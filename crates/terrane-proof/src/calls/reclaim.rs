@@ -1,34 +1,22 @@
 //! Private pages that reclaim takes away beside those who use them: to swap, to another frame, or for good.
 
-use super::{BASE, Me, SMALL, Space, World, frame_of, is_resident, load, map, page, reclaim, store, unmap};
-use crate::host::{Disk, Model};
-use crate::schedules::{Effort, USUAL, check, check_caught};
-use std::mem::ManuallyDrop;
+use super::{
+    BASE, FEW, SMALL, World, end_fork, fork, frame_of, is_resident, load, map, migrate, one_page, page,
+    reclaim, second_word, store, unmap,
+};
+use crate::host::Model;
+use crate::schedules::{USUAL, check, check_caught};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use terrane::sync::atomic::spin_loop;
 use terrane::vma::{Advice, Prot};
 use terrane::{FaultError, PAGE_SIZE};
 
-const FEW: Effort = Effort { schedules: 150, ..USUAL };
-
 /// Waits until another thread has raised `flag`.
 fn wait_for(flag: &AtomicBool) {
     while !flag.load(Ordering::SeqCst) {
         spin_loop();
     }
-}
-
-/// A space whose page 0 holds 1, and a device to swap to.
-fn one_page() -> (World, Me, Disk) {
-    let (world, cpu, disk) = World::swapping();
-    map(&cpu, &world.space, 0, 2);
-    store(&cpu, &world.space, 0, 1).unwrap();
-    (world, cpu, disk)
-}
-
-fn second_word(cpu: &Me, space: &Space) -> u64 {
-    Model::load(cpu, space, page(0) + 8).unwrap()
 }
 
 /// Stores and loads beside a page's way out and back: at any moment the page is what was stored last.
@@ -109,26 +97,10 @@ fn a_page_leaves_once() {
     check(USUAL, two_reclaimers);
 }
 
-/// A page is swapped out while its device goes out of use: nothing is left there.
-fn against_swap_off() {
-    let (world, cpu, _disk) = one_page();
-    let other = world.spawn(|cpu, space| reclaim(cpu, space, 0));
-    assert_eq!(world.machine.swap_off(&cpu, 0), Ok(()));
-    other.join().unwrap();
-    assert_eq!(world.machine.swap().usage().1, 0, "a page is on a device that is out of use");
-    assert_eq!(load(&cpu, &world.space, 0), Ok(1), "a store was lost");
-    world.end(cpu);
-}
-
-#[test]
-fn reclaim_and_a_device_that_goes() {
-    check(USUAL, against_swap_off);
-}
-
 /// A page shared by a fork: its entries lead to one slot, and whoever stores to it has a copy of its own.
 fn sharers() {
     let (world, cpu, _disk) = one_page();
-    let child = Arc::new(ManuallyDrop::new(world.space.fork(&cpu).unwrap()));
+    let child = Arc::new(fork(&cpu, &world.space));
     let theirs = Arc::clone(&child);
     let other = world.spawn(move |cpu, _| {
         assert_eq!(load(cpu, &theirs, 0), Ok(1));
@@ -141,7 +113,7 @@ fn sharers() {
     reclaim(&cpu, &world.space, 0);
     other.join().unwrap();
     assert_eq!((load(&cpu, &world.space, 0), load(&cpu, &child, 0)), (Ok(1), Ok(7)));
-    ManuallyDrop::into_inner(Arc::into_inner(child).unwrap()).destroy(&cpu);
+    end_fork(&cpu, Arc::into_inner(child).unwrap());
     world.end(cpu);
 }
 
@@ -163,12 +135,12 @@ fn against_fork() {
         reclaim(cpu, space, 0);
         store(cpu, space, 0, 2).unwrap();
     });
-    let child = ManuallyDrop::new(world.space.fork(&cpu).unwrap());
+    let child = fork(&cpu, &world.space);
     let seen = load(&cpu, &child, 0).unwrap();
     assert!(matches!(seen, 1 | 2), "{seen}");
     other.join().unwrap();
     assert_eq!((load(&cpu, &world.space, 0), load(&cpu, &child, 0)), (Ok(2), Ok(seen)));
-    ManuallyDrop::into_inner(child).destroy(&cpu);
+    end_fork(&cpu, child);
     world.end(cpu);
 }
 
@@ -330,7 +302,7 @@ fn forgotten_beside_fork() {
     let (world, cpu, _disk) = one_page();
     world.space.advise(&cpu, BASE, PAGE_SIZE, Advice::Free).unwrap();
     let reclaims = world.spawn(|cpu, space| reclaim(cpu, space, 0));
-    let child = ManuallyDrop::new(world.space.fork(&cpu).unwrap());
+    let child = fork(&cpu, &world.space);
     let seen = load(&cpu, &child, 0).unwrap();
     assert!(matches!(seen, 0 | 1));
     reclaims.join().unwrap();
@@ -339,7 +311,7 @@ fn forgotten_beside_fork() {
         (Ok(seen), Ok(seen)),
         "forgotten for one of two"
     );
-    ManuallyDrop::into_inner(child).destroy(&cpu);
+    end_fork(&cpu, child);
     world.end(cpu);
 }
 
@@ -358,7 +330,7 @@ fn aged_and_copied(advised: bool) {
     static STORED: AtomicBool = AtomicBool::new(false);
     let (world, cpu, _disk) = one_page();
     STORED.store(false, Ordering::SeqCst);
-    let child = ManuallyDrop::new(world.space.fork(&cpu).unwrap());
+    let child = fork(&cpu, &world.space);
     let reader = world.spawn(|cpu, space| {
         assert!(matches!(load(cpu, space, 0), Ok(1 | 2)));
         wait_for(&STORED);
@@ -376,7 +348,7 @@ fn aged_and_copied(advised: bool) {
     reader.join().unwrap();
     ages.join().unwrap();
     assert_eq!(load(&cpu, &child, 0), Ok(1));
-    ManuallyDrop::into_inner(child).destroy(&cpu);
+    end_fork(&cpu, child);
     world.end(cpu);
 }
 
@@ -427,21 +399,6 @@ fn resident_pages_are_counted() {
 fn each_cpu_counts_for_itself() {
     check_caught("rss_in_one_place", USUAL, counts);
     check_caught("swap_out_uncounted", FEW, against_stores);
-}
-
-/// Moves page `n` to another frame.
-fn migrate(cpu: &Me, space: &Space, n: u64) -> bool {
-    let Some(frame) = frame_of(cpu, space, n) else { return false };
-    let to = {
-        let pin = cpu.pin();
-        space.mm().ram(&pin).allocate().unwrap()
-    };
-    let moved = terrane::reclaim::migrate(cpu, frame, to);
-    if !moved {
-        let pin = cpu.pin();
-        space.mm().ram(&pin).free(to);
-    }
-    moved
 }
 
 /// Stores beside a page's way to another frame, and a change of protection.

@@ -49,7 +49,7 @@ fn empty<H: Host>(cpu: &Cpu<H>, number: u64) -> Result<(), Error> {
             let pin = cpu.pin();
             machine.swap().empty(&machine.ram(&pin), number, |found| match found {
                 Emptying::Free => Step::Done,
-                Emptying::Busy => Step::Again,
+                Emptying::Busy => mutant!("swap_off_leaves_readers", Step::Again, Step::Done),
                 Emptying::Away => Step::Read,
                 Emptying::Known(frame) => Step::Map(frame),
                 Emptying::Object(object, index) => {

@@ -344,7 +344,7 @@ impl Swap {
             let number = area.slots.allocate(ram.pin.cpu())?;
             // Dekker's pattern: slot taken, fence, device looked at; device marked, fence, slots looked at.
             fence(Ordering::SeqCst);
-            if area.is_on() {
+            if mutant!("swap_slot_of_closed", area.is_on(), true) {
                 return Some(number);
             }
             self.cancel(ram, number);
