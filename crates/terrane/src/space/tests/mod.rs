@@ -4,6 +4,7 @@ mod accounts;
 mod advise;
 mod basics;
 mod bytes;
+mod devices;
 mod heap;
 mod huge;
 mod limits;
