@@ -32,6 +32,7 @@ use crate::error::FaultError;
 use crate::frame::BLOCK_FRAMES;
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::policy::NUMBER;
 use crate::mm::rss::PageKind;
 use crate::mm::{BlockFrames, Locking, SpareBlock, block_around};
 use crate::page_table::{EMPTY, Level, Pte, PteFlags, Slot, SlotError, Walk};
@@ -58,7 +59,7 @@ pub(super) fn above<'a, H: Host>(
         let slot = page_table.slot_at(ram, addr, Level::BLOCK).map_err(|error| missing(attempt, error))?;
         if slot.load() == EMPTY {
             private::prepare_anon(attempt)?;
-            return Err(Stop::Block);
+            return Err(Stop::Block(attempt.seen.flags));
         }
     }
     match page_table.slot(ram, addr) {
@@ -88,7 +89,6 @@ fn may_be_block<H: Host>(attempt: &Attempt<'_, H>, addr: u64) -> bool {
     let (mm, seen) = (attempt.mm, &attempt.seen);
     mm.huge_pages.allow(seen.flags)
         && !seen.flags.contains(VmFlags::DROPPABLE)
-        && mm.is_placed_by_default(seen.flags)
         && seen.range.covers(block_around(addr))
         && attempt.vma.object().is_none()
         && (attempt.seq.is_some() || mm.locking == Locking::Classic)
@@ -155,8 +155,17 @@ fn make_writable<H: Host>(
     Err(Stop::Again)
 }
 
-/// Maps the block whose frames are `frames`, zeroed, around `addr`.
-fn install<H: Host>(attempt: &Attempt<'_, H>, addr: u64, frames: BlockFrames) -> Result<(), Stop<H>> {
+/// Maps the block whose frames are `frames`, zeroed, around `addr`, where a VMA with the attributes `wanted` was.
+fn install<H: Host>(
+    attempt: &Attempt<'_, H>,
+    addr: u64,
+    frames: BlockFrames,
+    wanted: VmFlags,
+) -> Result<(), Stop<H>> {
+    // By another policy it would be elsewhere.
+    if attempt.seen.flags.intersection(NUMBER) != wanted.intersection(NUMBER) {
+        return Err(Stop::Again);
+    }
     if !attempt.seen.flags.allows(Access::Write) || !may_be_block(attempt, addr) {
         return Err(Stop::Again);
     }
@@ -176,21 +185,21 @@ fn install<H: Host>(attempt: &Attempt<'_, H>, addr: u64, frames: BlockFrames) ->
 }
 
 impl<H: Host> Course<'_, H> {
-    /// Makes a block and maps it, if it is still wanted then; the next attempt finds it, or makes do without.
+    /// Makes a block for a VMA with attributes `flags` and maps it, if it is still wanted then, and there; the next attempt finds it, or makes do without.
     ///
     /// # Errors
     /// As [`recover`](Self::recover).
-    pub(super) fn map_block(&mut self, cpu: &Cpu<H>) -> Result<(), FaultError> {
+    pub(super) fn map_block(&mut self, cpu: &Cpu<H>, flags: VmFlags) -> Result<(), FaultError> {
         self.blocks = false;
         let addr = self.addr;
-        let Some(block) = SpareBlock::try_new(cpu) else {
+        let Some(block) = SpareBlock::try_new(cpu, self.mm, flags, addr) else {
             event(cpu, Counter::ThpFaultFallback, addr);
             return Ok(());
         };
         block.for_each(|ram, _, frame| ram.zero(frame));
         // The fault is counted by the attempt that ends it.
         let counted = core::mem::replace(&mut self.counted, false);
-        let installed = self.attempt(cpu, |attempt| install(attempt, addr, block.frames()));
+        let installed = self.attempt(cpu, |attempt| install(attempt, addr, block.frames(), flags));
         self.counted = counted;
         match installed {
             Ok(()) => {

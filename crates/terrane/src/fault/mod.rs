@@ -60,7 +60,7 @@ use crate::page_table::PteFlags;
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
 use crate::sync::Shared;
-use crate::vma::{Access, Snapshot, Vma};
+use crate::vma::{Access, Snapshot, VmFlags, Vma};
 use core::ptr::NonNull;
 
 /// What an address translates to.
@@ -114,8 +114,8 @@ pub(crate) enum Stop<H: Host> {
     SwapIn(u64),
     /// It is for a handler of user faults: wait until that has resolved it.
     User(user::Want),
-    /// A block is wanted: make one and install it.
-    Block,
+    /// A block is wanted, for a VMA with these attributes: make one and install it.
+    Block(VmFlags),
     /// Start over, but first give back a use of an anon_vma: that may need its lock.
     GiveBack(NonNull<AnonVma<H>>),
     /// It cannot be resolved. From a speculative attempt: the locked path decides.
@@ -342,7 +342,7 @@ impl<'a, H: Host> Course<'a, H> {
             // SAFETY: the count came from `try_use` and was installed nowhere; it keeps the node.
             Stop::GiveBack(anon) => unsafe { anon.as_ref().end_use(machine, &cpu.participant()) },
             Stop::SwapIn(number) => self.swap_in(cpu, number)?,
-            Stop::Block => self.map_block(cpu)?,
+            Stop::Block(flags) => self.map_block(cpu, flags)?,
             Stop::User(want) => user::wait(self.mm, cpu, self.addr, want)?,
             Stop::Wait(object, frame) => object.wait_for(cpu, frame),
             Stop::Fail(FaultError::OutOfMemory) => self.find_memory(cpu)?,

@@ -134,22 +134,41 @@ impl Frames {
         }
     }
 
-    /// Takes [`BLOCK_FRAMES`] frames that follow each other, the first a multiple of it, and returns the first. Each
+    /// Takes [`BLOCK_FRAMES`] frames that follow each other, the first a multiple of it, and returns the first; where there are
+    /// [nodes](super::nodes), of the CPU's own rather than of another. Each
     /// is allocated as if by [`allocate`](Self::allocate), and may be freed alone. `None` when there is no such
     /// block, even after the caches of this CPU and of the idle ones have been drained.
     pub fn allocate_block(&self, pin: &Pin<'_>) -> Option<Frame> {
-        let mut block = self.pool.lock().take_block();
-        if block.is_none() && self.free_frames() >= BLOCK_FRAMES {
-            // Emptying the caches takes some microseconds; who asks for a block saves 511 faults, and asks once
-            // for 2 MiB.
-            self.drain_all(pin);
-            block = self.pool.lock().take_block();
+        let near = self.nodes.get().and_then(|nodes| nodes.range(nodes.of_cpu(pin.cpu())));
+        let near = near.and_then(|range| self.pool.lock().take_block_within(range));
+        let first = near.or_else(|| self.take_block(pin, Pool::take_block))?;
+        Some(self.begin_block(first))
+    }
+
+    /// As [`allocate_block`](Self::allocate_block), with all frames of `node`. O(blocks of the node).
+    pub fn allocate_block_on(&self, pin: &Pin<'_>, node: usize) -> Option<Frame> {
+        let range = self.range_of(node)?;
+        let first = self.take_block(pin, |pool| pool.take_block_within(range))?;
+        Some(self.begin_block(first))
+    }
+
+    fn take_block(&self, pin: &Pin<'_>, take: impl Fn(&mut Pool) -> Option<Frame>) -> Option<Frame> {
+        let block = take(&mut self.pool.lock());
+        if block.is_some() || self.free_frames() < BLOCK_FRAMES {
+            return block;
         }
-        let first = block?;
+        // Emptying the caches takes some microseconds; who asks for a block saves 511 faults, and asks once
+        // for 2 MiB.
+        self.drain_all(pin);
+        take(&mut self.pool.lock())
+    }
+
+    /// The frames of a block that was just taken are in use.
+    fn begin_block(&self, first: Frame) -> Frame {
         for frame in first.0..first.0 + BLOCK_FRAMES as u32 {
             self.meta(Frame(frame)).begin_life();
         }
-        Some(first)
+        first
     }
 
     /// Gives back the block that starts with `first`, all of whose frames the caller holds.

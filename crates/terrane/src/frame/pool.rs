@@ -168,6 +168,25 @@ impl Pool {
         Some(Frame((index + self.first_block) << SHIFT))
     }
 
+    /// Takes a whole block whose frames are all in `range`. O(blocks of the range).
+    pub(super) fn take_block_within(&mut self, range: FrameRange) -> Option<Frame> {
+        let end = u64::from(range.first.0) + range.count as u64;
+        let (first, behind) = (range.first.0.div_ceil(BLOCK_FRAMES as u32), (end >> SHIFT) as u32);
+        for number in first..behind {
+            let index = number - self.first_block;
+            // Blocks that have never been used are on no list yet.
+            while self.frontier <= index && self.advance().is_some() {}
+            let Some(block) = self.blocks.get_mut(index as usize) else { break };
+            if block.free == BLOCK_FRAMES as u32 {
+                block.bits.fill(0);
+                self.recount(index, 0);
+                self.free -= BLOCK_FRAMES;
+                return Some(Frame(number << SHIFT));
+            }
+        }
+        None
+    }
+
     /// Gives back all frames of a block at once.
     pub(super) fn give_block(&mut self, first: Frame) {
         debug_assert!((first.0 as usize).is_multiple_of(BLOCK_FRAMES), "not the first frame of a block");

@@ -127,6 +127,13 @@ impl<'a, H: Host> Ram<'a, H> {
         Some(first)
     }
 
+    /// The same with all frames of `node`; see [`Frames::allocate_block_on`].
+    pub fn allocate_block_on(&self, node: usize) -> Option<Frame> {
+        let first = self.frames.allocate_block_on(self.pin, node)?;
+        self.stats.add(self.pin, Counter::PgAlloc, BLOCK_FRAMES as u64);
+        Some(first)
+    }
+
     /// Gives the block that starts with `first` back at once and counts its frames; see [`Frames::free_block`].
     pub fn free_block(&self, first: Frame) {
         self.stats.add(self.pin, Counter::PgFree, BLOCK_FRAMES as u64);

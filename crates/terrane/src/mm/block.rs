@@ -197,10 +197,11 @@ pub(crate) struct SpareBlock<'a, H: Host> {
 }
 
 impl<'a, H: Host> SpareBlock<'a, H> {
-    /// `None` when no 512 free frames follow each other. Not while pinned.
-    pub(crate) fn try_new(cpu: &'a Cpu<H>) -> Option<Self> {
+    /// For the 2 MiB at `addr` of a VMA of `mm` with these attributes, which say where it comes from. `None` when no 512 free frames
+    /// follow each other there. Not while pinned.
+    pub(crate) fn try_new(cpu: &'a Cpu<H>, mm: &Mm<H>, flags: VmFlags, addr: u64) -> Option<Self> {
         let pin = cpu.pin();
-        let first = cpu.machine().ram(&pin).allocate_block()?;
+        let first = mm.allocate_block(&cpu.machine().ram(&pin), flags, addr)?;
         Some(Self { cpu, first })
     }
 

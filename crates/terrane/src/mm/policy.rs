@@ -5,9 +5,16 @@
 //! has at most 31 different ones. Places are not given back while the space lives: they say what they say for good.
 //!
 //! A policy is for pages that are made from now on: first touches and copies. A page of shared memory is made by the policy of the mapping that
-//! touches it first. Pages that are read, from swap or a file, come from where the CPU is. Memory with a policy gets no huge pages.
+//! touches it first. Pages that are read, from swap or a file, come from where the CPU is.
+//!
+//! # Huge pages
+//!
+//! A block of 2 MiB comes from one node. Memory that is interleaved is so by blocks then, by the block's number, as in Linux; what remains in
+//! small pages is by pages. Where the policy wants a block and there is none, there are small pages in its place, which go by the same policy: no
+//! block is worth being on the wrong node. But for memory that is advised to have huge pages ([`HUGEPAGE`](VmFlags::HUGEPAGE)) and merely
+//! prefers a node, a block elsewhere will do, as in Linux. The collapser takes its blocks in the same way, wherever the pages were.
 
-use super::Mm;
+use super::{BLOCK_SIZE, Mm};
 use crate::addr::{Frame, PAGE_SHIFT};
 use crate::error::Error;
 use crate::frame::{NodeMask, Ram};
@@ -71,13 +78,28 @@ impl Policy {
         if fits && self.nodes.0 & !there.0 == 0 { Ok(()) } else { Err(Error::Invalid) }
     }
 
-    /// True when page number `page` may be on `node`.
+    /// True when page number `page`, or all of the block of this number, may be on `node`.
     pub fn allows(self, node: usize, page: u64) -> bool {
         match self.mode {
             PolicyMode::Default => true,
             PolicyMode::Preferred => self.nodes.iter().next() == Some(node),
             PolicyMode::Bind => self.nodes.contains(node),
             PolicyMode::Interleave => self.nodes.nth_round(page) == Some(node),
+        }
+    }
+
+    /// The first frame of a block for memory with these attributes, where its number is `block`; `None` when there is none where the
+    /// policy wants it.
+    fn allocate_block<H: Host>(self, ram: &Ram<'_, H>, flags: VmFlags, block: u64) -> Option<Frame> {
+        let on = |node: Option<usize>| node.and_then(|node| ram.allocate_block_on(node));
+        match self.mode {
+            PolicyMode::Default => ram.allocate_block(),
+            PolicyMode::Bind => self.nodes.iter().find_map(|node| on(Some(node))),
+            PolicyMode::Interleave => on(self.nodes.nth_round(block)),
+            PolicyMode::Preferred if flags.contains(VmFlags::HUGEPAGE) => {
+                on(self.nodes.nth_round(0)).or_else(|| ram.allocate_block())
+            }
+            PolicyMode::Preferred => on(self.nodes.nth_round(0)),
         }
     }
 
@@ -172,16 +194,15 @@ impl<H: Host> Mm<H> {
         }
     }
 
+    /// The first frame of a block for the 2 MiB at `addr` of a VMA with these attributes.
+    pub(crate) fn allocate_block(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
+        self.policies.of(flags).allocate_block(ram, flags, addr / BLOCK_SIZE)
+    }
+
     /// The only nodes from which the memory of a VMA with these attributes may come.
     pub(crate) fn bound_to(&self, flags: VmFlags) -> Option<NodeMask> {
         let policy = self.policies.of(flags);
         (policy.mode == PolicyMode::Bind).then_some(policy.nodes)
-    }
-
-    /// True when the memory of a VMA with these attributes comes from where the CPU is.
-    #[inline]
-    pub(crate) fn is_placed_by_default(&self, flags: VmFlags) -> bool {
-        self.policies.of(flags) == Policy::DEFAULT
     }
 }
 

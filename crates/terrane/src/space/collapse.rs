@@ -308,9 +308,9 @@ impl<H: Host> AddressSpace<H> {
         // The layout stays as it is: a listing need not wait.
         hold.committed();
         mm.expect_blocks();
-        {
+        let flags = {
             let pin = cpu.pin();
-            self.vma_for_block(&pin, range, terms)?;
+            let (seen, _) = self.vma_for_block(&pin, range, terms)?;
             let ram = mm.ram(&pin);
             let slot = mm.page_table.block_slot(&ram, start).ok_or(Refusal::TooFew)?;
             let raw = slot.wait_not_busy(&ram);
@@ -322,10 +322,11 @@ impl<H: Host> AddressSpace<H> {
             let mut census = Census::default();
             table.iter().for_each(|slot| census.add(&ram, slot.wait_not_busy(&ram)));
             census.check(terms)?;
-        }
-        let block = SpareBlock::try_new(cpu).or_else(|| {
+            seen.flags
+        };
+        let block = SpareBlock::try_new(cpu, mm, flags, start).or_else(|| {
             cpu.find_memory();
-            SpareBlock::try_new(cpu)
+            SpareBlock::try_new(cpu, mm, flags, start)
         });
         let Some(block) = block else {
             let pin = cpu.pin();
@@ -438,6 +439,5 @@ fn for_blocks<H: Host>(mm: &Mm<H>, vma: &Vma<H>, seen: &Snapshot, terms: Terms) 
         !seen.flags.intersects(VmFlags::NOHUGEPAGE.union(VmFlags::UFFD_MODES))
     };
     let stays = !seen.flags.contains(VmFlags::DROPPABLE);
-    let stays = stays && mm.is_placed_by_default(seen.flags);
     allowed && stays && vma.object().is_none() && seen.flags.allows(Access::Read)
 }

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::frame::FrameFlags;
 use crate::host::Host;
 use crate::machine::Cpu;
+use crate::mm::BLOCK_SIZE;
 use crate::mm::policy::NUMBER;
 pub use crate::mm::policy::{Policy, PolicyMode};
 use crate::page_table::{Level, Pte, Slot};
@@ -94,7 +95,7 @@ impl<H: Host> AddressSpace<H> {
     pub fn node_at(&self, cpu: &Cpu<H>, addr: u64) -> Option<usize> {
         let mut node = None;
         let start = addr & !(PAGE_SIZE - 1);
-        self.for_each_page(cpu, AddrRange::new(start, start.saturating_add(PAGE_SIZE)), |_, frame| {
+        self.for_each_page(cpu, AddrRange::new(start, start.saturating_add(PAGE_SIZE)), |_, frame, _| {
             node = Some(cpu.machine().frames().node_of(frame));
         });
         node
@@ -138,9 +139,9 @@ impl<H: Host> AddressSpace<H> {
         Ok(())
     }
 
-    /// Calls `visit` with address and frame of each page of `range` that is mapped, but for blocks and what is not the machine's to
-    /// move.
-    fn for_each_page(&self, cpu: &Cpu<H>, range: AddrRange, mut visit: impl FnMut(u64, Frame)) {
+    /// Calls `visit` with address and frame of each page of `range` that is mapped, but for what is not the machine's to
+    /// move, and with what its policy counts by: the number of the page, or of the block of which it is one.
+    fn for_each_page(&self, cpu: &Cpu<H>, range: AddrRange, mut visit: impl FnMut(u64, Frame, u64)) {
         let mm = self.mm();
         let movable = FrameFlags::ANON | FrameFlags::CACHE;
         mm.for_each_part(cpu, range, |ram, part| {
@@ -152,7 +153,8 @@ impl<H: Host> AddressSpace<H> {
                         if let Some(frame) =
                             frame.filter(|&frame| ram.meta(frame).flags().intersects(movable))
                         {
-                            visit(run.address_of(index), frame);
+                            let addr = run.address_of(index);
+                            visit(addr, frame, addr >> PAGE_SHIFT);
                         }
                         ControlFlow::Continue(())
                     });
@@ -162,7 +164,8 @@ impl<H: Host> AddressSpace<H> {
                     let pages = part.len() >> PAGE_SHIFT;
                     let offset = part.start.saturating_sub(run.addr) >> PAGE_SHIFT;
                     for n in 0..pages {
-                        visit(part.start + (n << PAGE_SHIFT), Frame(first.0 + (offset + n) as u32));
+                        let addr = part.start + (n << PAGE_SHIFT);
+                        visit(addr, Frame(first.0 + (offset + n) as u32), addr / BLOCK_SIZE);
                     }
                 }
                 ControlFlow::Continue(())
@@ -172,10 +175,25 @@ impl<H: Host> AddressSpace<H> {
 
     fn count_misplaced(&self, cpu: &Cpu<H>, range: AddrRange, policy: Policy) -> usize {
         let mut count = 0;
-        self.for_each_page(cpu, range, |addr, frame| {
-            count += usize::from(!policy.allows(cpu.machine().frames().node_of(frame), addr >> PAGE_SHIFT));
+        self.for_each_page(cpu, range, |_, frame, turn| {
+            count += usize::from(!policy.allows(cpu.machine().frames().node_of(frame), turn));
         });
         count
+    }
+
+    /// Divides the block that maps `addr`, if one does and there is a table for that: its pages move one by one, each to where it is wanted.
+    fn divide_around(&self, cpu: &Cpu<H>, addr: u64) {
+        let mm = self.mm();
+        let pin = cpu.pin();
+        let ram = mm.ram(&pin);
+        let walk = mm.page_table.walk(&ram, addr);
+        if walk.is_some_and(|walk| Pte::block::<H::Format>(walk.raw).is_some() && walk.level == Level::BLOCK) {
+            let mut table = ram.allocate();
+            let _ = mm.divide_block(&ram, addr, &mut table);
+            if let Some(unused) = table {
+                ram.free(unused);
+            }
+        }
     }
 
     /// Moves the pages of `range` that are elsewhere than `policy` wants them; returns how many are then.
@@ -188,8 +206,8 @@ impl<H: Host> AddressSpace<H> {
             let mut batch = [(0, Frame(0)); BATCH];
             let mut count = 0;
             let mut next = range.end;
-            self.for_each_page(cpu, AddrRange::new(at, range.end), |addr, frame| {
-                if policy.allows(machine.frames().node_of(frame), addr >> PAGE_SHIFT) {
+            self.for_each_page(cpu, AddrRange::new(at, range.end), |addr, frame, turn| {
+                if policy.allows(machine.frames().node_of(frame), turn) {
                     return;
                 }
                 match batch.get_mut(count) {
@@ -208,6 +226,7 @@ impl<H: Host> AddressSpace<H> {
                     if shared && !all { None } else { policy.allocate(&ram, addr >> PAGE_SHIFT) }
                 };
                 let Some(to) = to else { continue };
+                self.divide_around(cpu, addr);
                 if !migrate(cpu, frame, to) {
                     let pin = cpu.pin();
                     machine.ram(&pin).free(to);

@@ -5,11 +5,12 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError};
 use crate::frame::{Node, NodeMask};
 use crate::host::FrameRange;
-use crate::space::{MapRequest, Policy, PolicyFlags, PolicyMode, SpaceConfig};
+use crate::space::{HugePages, MapRequest, Policy, PolicyFlags, PolicyMode, SpaceConfig};
 use crate::stats::Counter;
+use crate::mm::BLOCK_SIZE;
 use crate::sync::CpuId;
 use crate::testing::{TestHost, TestSwap};
-use crate::vma::Prot;
+use crate::vma::{Advice, Prot};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
@@ -194,6 +195,88 @@ fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
     let end = (0..200).find(|n| bench.store(&space, more + n * PAGE_SIZE, 1).is_err()).unwrap();
     assert!(end > 80 && end <= 100, "{end}");
     assert_eq!(bench.store(&space, more + end * PAGE_SIZE, 1), Err(FaultError::OutOfMemory));
+    space.destroy(cpu);
+    bench.assert_nothing_left();
+}
+
+/// Two nodes of three blocks each and a little more, for CPUs in the second one.
+fn bench_for_blocks() -> Bench {
+    let bench = Bench::on(TestHost::new(1, 4200), 4);
+    let node = |first, count, cpus| Node { frames: FrameRange { first: Frame(first), count }, cpus };
+    let nodes = [node(1, 2100, &[][..]), node(2101, 2100, &[CpuId(0)])];
+    bench.machine.frames().set_nodes(&nodes).unwrap();
+    bench
+}
+
+#[test]
+fn huge_pages_come_from_where_the_policy_says() {
+    let bench = bench_for_blocks();
+    let cpu = &bench.cpu;
+    let config = SpaceConfig { huge_pages: HugePages::Always, ..SpaceConfig::default() };
+    let at = 1 << 30;
+    // What each of four blocks gets: its node, and whether it is one.
+    let touched = |policy: Policy, advice: Option<Advice>| {
+        let space = bench.space(config.clone());
+        space.map(cpu, MapRequest::anonymous(4 * BLOCK_SIZE, RW).fixed(at)).unwrap();
+        space.set_policy(cpu, at, 4 * BLOCK_SIZE, policy, PolicyFlags::empty()).unwrap();
+        if let Some(advice) = advice {
+            space.advise(cpu, at, 4 * BLOCK_SIZE, advice).unwrap();
+        }
+        let found: Vec<_> = (0..4)
+            .map(|n| {
+                let addr = at + n * BLOCK_SIZE + 5 * PAGE_SIZE;
+                bench.store(&space, addr, n).unwrap();
+                let last = space.node_at(cpu, addr + PAGE_SIZE);
+                assert!(last.is_none() || last == space.node_at(cpu, addr), "one block, two nodes");
+                (space.node_at(cpu, addr).unwrap(), last.is_some())
+            })
+            .collect();
+        space.destroy(cpu);
+        cpu.quiesce();
+        found
+    };
+    let [node, other] = [0, 1].map(|node| (node, true));
+    // Three blocks are there on each node.
+    assert_eq!(touched(Policy::DEFAULT, None), [other, other, other, node]);
+    assert_eq!(touched(policy(PolicyMode::Bind, 1), None), [node, node, node, (0, false)]);
+    assert_eq!(touched(policy(PolicyMode::Bind, 3), None), [node, node, node, other]);
+    assert_eq!(touched(policy(PolicyMode::Preferred, 1), None), [node, node, node, (0, false)]);
+    assert_eq!(touched(policy(PolicyMode::Preferred, 1), Some(Advice::HugePage)), [node, node, node, other]);
+    assert_eq!(touched(policy(PolicyMode::Interleave, 3), None), [node, other, node, other]);
+    assert_eq!(touched(policy(PolicyMode::Interleave, 1), None), [node, node, node, (0, false)]);
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn huge_pages_elsewhere_are_told_of_or_moved_page_by_page() {
+    let bench = bench_for_blocks();
+    let cpu = &bench.cpu;
+    let space = bench.space(SpaceConfig { huge_pages: HugePages::Always, ..SpaceConfig::default() });
+    let (at, len) = (1 << 30, 2 * BLOCK_SIZE);
+    space.map(cpu, MapRequest::anonymous(len, RW).fixed(at)).unwrap();
+    let blocks = policy(PolicyMode::Interleave, 3);
+    space.set_policy(cpu, at, len, blocks, PolicyFlags::empty()).unwrap();
+    for n in 0..1024 {
+        bench.store(&space, at + n * PAGE_SIZE, n).unwrap();
+    }
+    assert_eq!(bench.machine.stats().sum(Counter::ThpFaultAlloc), 2);
+    // They are as they should be, block by block.
+    assert_eq!(space.set_policy(cpu, at, len, blocks, PolicyFlags::STRICT), Ok(()));
+    let bind = policy(PolicyMode::Bind, 2);
+    assert_eq!(space.set_policy(cpu, at, len, bind, PolicyFlags::STRICT), Err(Error::Io));
+    space.set_policy(cpu, at, len, bind, PolicyFlags::STRICT | PolicyFlags::MOVE).unwrap();
+    assert_eq!(bench.machine.stats().sum(Counter::PgMigrate), 512);
+    assert_eq!(bench.machine.stats().sum(Counter::ThpSplitPmd), 1);
+    for n in 0..1024 {
+        let addr = at + n * PAGE_SIZE;
+        assert_eq!((space.node_at(cpu, addr), bench.load(&space, addr)), (Some(1), Ok(n)));
+    }
+    // Collapsing follows the policy, too.
+    space.set_policy(cpu, at, len, policy(PolicyMode::Bind, 1), PolicyFlags::empty()).unwrap();
+    space.advise(cpu, at, len, Advice::Collapse).unwrap();
+    assert_eq!(space.node_at(cpu, at), Some(0));
+    assert_eq!(space.node_at(cpu, at + BLOCK_SIZE), Some(1), "it was one before");
+    assert!((0..1024).all(|n| bench.load(&space, at + n * PAGE_SIZE) == Ok(n)));
     space.destroy(cpu);
     bench.assert_nothing_left();
 }
