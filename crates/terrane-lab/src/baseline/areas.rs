@@ -29,6 +29,12 @@ impl Areas {
         BASE + index * STRIDE
     }
 
+    /// The area whose stretch `address`, which is not below the first, is in.
+    #[inline]
+    pub fn index(self, address: u64) -> u64 {
+        (address - BASE) / STRIDE
+    }
+
     /// The ranges of all areas, ascending.
     pub fn iter(self) -> impl Iterator<Item = (u64, u64)> {
         (0..self.count).map(move |index| (self.start(index), self.start(index) + LENGTH))
@@ -76,6 +82,7 @@ mod tests {
                 let address = areas.hit(&mut random);
                 let start = BASE + (address - BASE) / STRIDE * STRIDE;
                 assert!(address < start + LENGTH && areas.limits().contains(&address));
+                assert_eq!(areas.start(areas.index(address)), start);
                 seen.insert(start);
             }
             assert!(areas.count > 1024 || seen.len() as u64 == areas.count);

@@ -11,6 +11,7 @@ use crate::measure::threads::{beside, together};
 use crate::measure::timing::{black_box, per_op};
 use crate::measure::{Case, Context, Experiment, Plan, Sample};
 use crate::report::{self, Asked, Role};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// `terrane bench index`.
@@ -23,13 +24,16 @@ pub static BENCH: Experiment = Experiment {
             with the end in the leaf and a pointer to the record, the map's with the end in its node. To records: \
             the record, of 128 bytes in a place of its own, is looked at as well. Terrane pins its epoch anew for every \
             lookup and change. The thread beside takes an area out and puts it in again, all the while: a random one, \
-            one behind all those that are looked up, or one of another index (then only the hardware is shared). \
+            one behind all those that are looked up, or one of another index (then only the hardware is shared). Two lines and no \
+            index: the same beside, where a lookup reads the two lines in which sixteen keys would be and a change stores to one of \
+            them, and the rest of their work is done in indexes that do not meet: the least that a lookup can suffer from \
+            changes that it must see. \
             erase + insert: the same, alone, the record not touched; in own areas: each thread has its half of the areas \
             of one index to choose from, one thread is alone in its half. search: four free pages in a row, the lowest, \
             where only the tail has them. memory: of 65,536 mappings of a page, made by calls.",
     seconds: 0.2,
     runs: 15,
-    memory: |_| 192 << 20,
+    memory: |_| 320 << 20,
     run,
 };
 
@@ -136,6 +140,56 @@ impl Lookup for ToRecords {
     }
 }
 
+/// What no index can do without, by which changes that lookups must see disturb them: a lookup reads the two lines in which the
+/// keys of sixteen areas are, a change stores to one of them. All other work, that of lookups and of changes, is done in indexes
+/// that do not meet.
+struct Lines {
+    areas: Areas,
+    keys: Vec<Line>,
+    looked_up: Mapped,
+    changed: Mapped,
+}
+
+/// The keys of eight areas.
+#[repr(align(64))]
+struct Line([AtomicU64; 8]);
+
+impl Lookup for Lines {
+    const VARIANT: &'static str = "two lines and no index";
+    type Thread<'a> = [super::mapped::Thread<'a>; 2];
+
+    fn make(areas: Areas, threads: usize) -> Result<Self, Failure> {
+        let lines = areas.count.div_ceil(16) * 2;
+        let keys = (0..lines).map(|_| Line([const { AtomicU64::new(0) }; 8])).collect();
+        let [looked_up, changed] = [Mapped::new(areas, threads)?, Mapped::new(areas, threads)?];
+        Ok(Self { areas, keys, looked_up, changed })
+    }
+
+    fn enter(&self, index: usize) -> Self::Thread<'_> {
+        [self.looked_up.thread(index), self.changed.thread(index)]
+    }
+
+    #[inline]
+    fn look_up(&self, [thread, _]: &Self::Thread<'_>, address: u64) -> u64 {
+        let first = (self.areas.index(address) / 16 * 2) as usize;
+        let [one, two] = [first, first + 1].map(|line| self.keys[line].0[0].load(Ordering::Relaxed));
+        // Even numbers, all of them; but the lookup has to wait for them.
+        self.looked_up.find(thread, address ^ ((one | two) & 1))
+    }
+}
+
+impl Change for Lines {
+    #[inline]
+    fn erase_insert(&self, [_, thread]: &mut Self::Thread<'_>, start: u64) -> Result<(), Failure> {
+        self.changed.erase_insert(thread, start)?;
+        // Some other number each time, of which nobody reads more than the lowest bit.
+        let area = self.areas.index(start) as usize;
+        let key = &self.keys[area / 8].0[area % 8];
+        key.store(key.load(Ordering::Relaxed).wrapping_add(2), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
 /// The two common reader-writer locks; which of them is better depends on the machine and the load.
 macro_rules! locked {
     ($lock:ty, $variant:literal) => {
@@ -212,6 +266,8 @@ struct Finds {
     together: CaseId,
     /// Beside a thread that changes what [`BESIDE`] says.
     beside: [CaseId; 3],
+    /// Lines alone, beside changes of others and of the same.
+    lines: [CaseId; 2],
 }
 
 impl Finds {
@@ -236,7 +292,10 @@ impl Finds {
         for (beside, _) in BESIDE {
             plan.case(find_beside::<btree::Std>(Role::Baseline, areas, beside));
         }
-        Self { records, locks, locks_together, alone, to_records, together, beside }
+        plan.set();
+        let lines = [Beside::Other, Beside::Random]
+            .map(|beside| plan.case(find_beside::<Lines>(Role::Baseline, areas, beside)));
+        Self { lines, records, locks, locks_together, alone, to_records, together, beside }
     }
 
     fn compare(&self, results: &mut Results, areas: &str, threads: usize) {
@@ -267,6 +326,12 @@ impl Finds {
                 }
             }
         }
+        // What the hardware leaves of the figure for random areas.
+        let [apart, same] = self.lines;
+        let name = format!(
+            "find, {areas} areas, two lines and no index: lookups/s beside stores to them / to others"
+        );
+        results.ratio(name, 1.0, apart, same, None);
     }
 }
 

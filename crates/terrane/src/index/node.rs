@@ -396,8 +396,14 @@ impl<T, const N: usize> Held<'_, T, N> {
         self.len.store(len as u8 + 1, Ordering::Relaxed);
         self.recent.store(at as u8, Ordering::Relaxed);
         let slot = &self.slots[at];
-        slot.end.store(item.end, Ordering::Release);
-        slot.entry.store(item.entry, Ordering::Release);
+        // What is taken out and put in again finds its slot as it was: then the line stays with those who look up others in
+        // it. They learn of the record by the key, which is stored in any case.
+        if slot.end.load(Ordering::Relaxed) != item.end {
+            slot.end.store(item.end, Ordering::Release);
+        }
+        if slot.entry.load(Ordering::Relaxed) != item.entry {
+            slot.entry.store(item.entry, Ordering::Release);
+        }
         self.keys[at].store(key(item.start, at), Ordering::Release);
     }
 
