@@ -39,7 +39,8 @@
 //! moment, whether their VMAs show as two or as one mapping is not determined. Neither is it for who makes the calls.)
 //!
 //! A call need not write what the log has already: a range in which this CPU took images before has its first image.
-//! Loops that map and unmap the same place pay once a listing.
+//! Loops that map and unmap the same place pay once a listing, and do not hold the range for it after that
+//! ([`at_once`](crate::space)).
 //!
 //! # Who may break it
 //!

@@ -231,16 +231,10 @@ impl RangeLock {
         range: AddrRange,
         mode: Mode,
     ) -> Held<'a, W> {
-        let caller = Caller { wait, cpu };
-        let waited = match self.bucket_of(range) {
-            Some(bucket) => {
-                node.prepare(range, mode, false);
-                self.lock_narrow(caller, node, bucket)
-            }
-            None => {
-                node.prepare(range, mode, true);
-                self.lock_wide(caller, node)
-            }
+        let (caller, bucket) = (Caller { wait, cpu }, self.prepare(node, range, mode));
+        let waited = match bucket {
+            Some(bucket) => self.lock_narrow(caller, node, bucket),
+            None => self.lock_wide(caller, node),
         };
         Held { lock: self, node, caller, waited }
     }
@@ -257,22 +251,12 @@ impl RangeLock {
         range: AddrRange,
         mode: Mode,
     ) -> Option<Held<'a, W>> {
-        let caller = Caller { wait, cpu };
-        let locked = match self.bucket_of(range) {
-            Some(bucket) => {
-                node.prepare(range, mode, false);
-                self.try_lock_narrow(caller, node, bucket)
-            }
-            None => {
-                node.prepare(range, mode, true);
-                self.try_lock_wide(caller, node)
-            }
+        let (caller, bucket) = (Caller { wait, cpu }, self.prepare(node, range, mode));
+        let locked = match bucket {
+            Some(bucket) => self.try_lock_narrow(caller, node, bucket),
+            None => self.try_lock_wide(caller, node),
         };
-        if !locked {
-            node.release();
-            return None;
-        }
-        Some(Held { lock: self, node, caller, waited: false })
+        self.held_if(locked, caller, node)
     }
 
     /// Locks `range` if it lies within one zone and nothing is in the way, not even a wide range elsewhere in the zone. Never
@@ -291,8 +275,8 @@ impl RangeLock {
         mode: Mode,
     ) -> Option<Held<'a, W>> {
         let caller = Caller { wait, cpu };
-        let bucket = self.bucket_of(range)?;
-        node.prepare(range, mode, false);
+        self.bucket_of(range)?;
+        let bucket = self.prepare(node, range, mode)?;
         let locked = {
             let mut nodes = caller.enter_bucket_to_hold(&self.buckets[bucket]);
             // Under the lock of the bucket: see the head.
@@ -300,6 +284,25 @@ impl RangeLock {
                 && !nodes.blocks(node)
                 && nodes.append(node)
         };
+        self.held_if(locked, caller, node)
+    }
+
+    /// Makes `node` ready for the list that it is for: that of a bucket, which is returned, or that of the wide ones.
+    #[inline]
+    fn prepare(&self, node: &Node, range: AddrRange, mode: Mode) -> Option<usize> {
+        let bucket = self.bucket_of(range);
+        node.prepare(range, mode, bucket.is_none());
+        bucket
+    }
+
+    /// What became of an attempt that did not wait; a node that was not `locked` is in no list, and given back.
+    #[inline]
+    fn held_if<'a, W: Wait>(
+        &'a self,
+        locked: bool,
+        caller: Caller<'a, W>,
+        node: &'a Node,
+    ) -> Option<Held<'a, W>> {
         if !locked {
             node.release();
             return None;

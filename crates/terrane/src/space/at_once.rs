@@ -23,8 +23,10 @@
 //!
 //! *Listings.* A call under way that does not know of a listing is waited for, because it is pinned
 //! ([`Recording::begin_reading`](crate::history::Recording::begin_reading)). It looks for one with the leaf locked, so it
-//! comes after no call that did know: that one's changes to the leaf it would have met, and with them the word. If there is one it
-//! goes the long way, and writes its image.
+//! comes after no call that did know: that one's changes to the leaf it would have met, and with them the word. If there is one, a call of
+//! the same CPU that held the range, or more, may have written the image: then nothing is left to be told about these addresses, because the first
+//! image of an address is all that a listing takes of it, and what a step changes beyond its range it notes as others do. Else the call goes the long
+//! way, and writes the image; the next one at the same place is a step again.
 //!
 //! # Who may break it
 //!
@@ -32,9 +34,9 @@
 //! after it.
 
 use super::AddressSpace;
-use super::accounts::protected;
 use super::change::Change;
 use super::map::MapRequest;
+use super::protect::Within;
 use crate::addr::{AddrRange, PAGE_SHIFT};
 use crate::host::Host;
 use crate::index::Alone;
@@ -57,8 +59,15 @@ impl<H: Host> Mm<H> {
 
     /// Whether a step about `range` may go on without holding it. With the leaf locked, behind a full fence.
     #[inline]
-    pub(super) fn may_step(&self, range: AddrRange) -> bool {
-        self.history.active() == 0 && self.ranges.is_quiet(range)
+    pub(super) fn may_step(&self, cpu: &Cpu<H>, range: AddrRange) -> bool {
+        self.is_told(cpu, range) && self.ranges.is_quiet(range)
+    }
+
+    /// True when there is no listing under way, or this CPU has written an image for it that covers `range`.
+    #[inline]
+    fn is_told(&self, cpu: &Cpu<H>, range: AddrRange) -> bool {
+        let number = self.history.active();
+        number == 0 || cpu.images().contains(number, range)
     }
 }
 
@@ -101,7 +110,7 @@ impl<H: Host> AddressSpace<H> {
     fn insert_at_once(&self, cpu: &Cpu<H>, pin: &Pin<'_>, range: AddrRange, flags: VmFlags) -> bool {
         let mm = self.mm();
         // As a rule it is not in vain.
-        if !mm.may_step(range) {
+        if !mm.may_step(cpu, range) {
             return false;
         }
         let Ok(record) = mm.machine.records().allocate(pin) else { return false };
@@ -112,7 +121,7 @@ impl<H: Host> AddressSpace<H> {
             // Whoever extends one of the two has to do with its anon_vma, and has the long way to do it.
             !below.is_some_and(|low| candidate.extends_up(low))
                 && !above.is_some_and(|high| candidate.extends_down(high))
-                && mm.may_step(range)
+                && mm.may_step(cpu, range)
         };
         if mm.index.insert_at_once(pin, range, vma, may) != Alone::Inserted {
             // SAFETY: it was nowhere, and has nothing that needs dropping.
@@ -156,7 +165,7 @@ impl<H: Host> AddressSpace<H> {
             return false;
         }
         let pin = cpu.pin();
-        if mm.has_tables(&pin, range) || !mm.may_step(range) {
+        if mm.has_tables(&pin, range) || !mm.may_step(cpu, range) {
             return false;
         }
         let mut anon = None;
@@ -165,7 +174,7 @@ impl<H: Host> AddressSpace<H> {
                 return false;
             }
             vma.seq.write_begin_before(|| vma.freeze_anon());
-            if mm.may_step(range) && !mm.has_tables(&pin, range) && !mm.may_be_sealed() {
+            if mm.may_step(cpu, range) && !mm.has_tables(&pin, range) && !mm.may_be_sealed() {
                 vma.seq.kill_begun();
                 anon = vma.close_frozen_anon();
                 return true;
@@ -195,31 +204,16 @@ impl<H: Host> AddressSpace<H> {
     #[inline]
     pub(super) fn protect_at_once(&self, cpu: &Cpu<H>, range: AddrRange, prot: Prot) -> bool {
         let mm = self.mm();
-        if mm.locking != Locking::Speculative || self.has_limits() || mm.may_have_blocks() {
+        if mm.locking != Locking::Speculative {
             return false;
         }
         let pin = cpu.pin();
-        if mm.has_tables(&pin, range) || !mm.may_step(range) {
+        if mm.has_tables(&pin, range) || !mm.may_step(cpu, range) {
             return false;
         }
-        let Some((vma, seen)) = mm.index.find(&pin, range.start).and_then(|vma| Some((vma, vma.read()?)))
-        else {
-            return false;
-        };
-        let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
-        let flags = protected(vma, seen.flags, prot);
-        let is_simple = seen.range.covers(range)
-            && seen.flags.contains(may)
-            && seen.flags.prot() != prot
-            && vma.object().is_none()
-            && !seen.flags.intersects(VmFlags::SEALED.union(VmFlags::LOCKED))
-            && (!flags.contains(VmFlags::ACCOUNT)
-                || seen.flags.contains(VmFlags::ACCOUNT)
-                || !mm.machine.commit().is_strict());
-        if !is_simple {
-            return false;
-        }
-        let splits = usize::from(seen.range.start < range.start) + usize::from(seen.range.end > range.end);
+        let found = mm.index.find(&pin, range.start).and_then(|vma| Some((vma, vma.read()?)));
+        let Some((vma, seen)) = found.filter(|(_, seen)| seen.flags.prot() != prot) else { return false };
+        let Some(Within { flags, splits }) = self.look_within(vma, &seen, range, prot) else { return false };
         let mut change = Change::holding(mm, cpu, Exclusive::Covered, range);
         let rest = match splits > 0 && change.plan(&pin, splits).is_err() {
             true => None,

@@ -114,6 +114,12 @@ impl<H: Host> AddressSpace<H> {
         config.locking == Locking::Speculative && !config.rmap_lock_on_end_move && !self.has_limits()
     }
 
+    /// The same as far as others tell, under the lock of the leaf: a listing would have to be told of the heap and of its record.
+    #[inline]
+    fn may_move_untold(&self, cpu: &Cpu<H>, range: AddrRange) -> bool {
+        self.mm().history.active() == 0 && self.mm().may_step(cpu, range)
+    }
+
     /// The short way of [`grow`](Self::grow): the heap's VMA ends where it did, and nothing is near. False, and nothing done, when it is
     /// not as simple as that. Under the lock of the heap.
     #[inline]
@@ -135,7 +141,7 @@ impl<H: Host> AddressSpace<H> {
                 return false;
             }
             low.change(|low| {
-                let may = mm.may_step(grown);
+                let may = self.may_move_untold(cpu, grown);
                 if may {
                     low.set_end(grown.end);
                 }
@@ -164,7 +170,7 @@ impl<H: Host> AddressSpace<H> {
             return false;
         }
         let pin = cpu.pin();
-        if mm.has_tables(&pin, gone) || !mm.may_step(gone) {
+        if mm.has_tables(&pin, gone) || !self.may_move_untold(cpu, gone) {
             return false;
         }
         // Nothing is divided or taken out, which would take nodes.
@@ -176,7 +182,8 @@ impl<H: Host> AddressSpace<H> {
             }
             let flags = vma.flags();
             vma.change(|vma| {
-                let may = mm.may_step(gone) && !mm.has_tables(&pin, gone) && !mm.may_be_sealed();
+                let may =
+                    self.may_move_untold(cpu, gone) && !mm.has_tables(&pin, gone) && !mm.may_be_sealed();
                 if may {
                     vma.set_end(gone.start);
                     edit.set_end(gone.start);

@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::machine::Cpu;
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
-use crate::vma::{Prot, VmFlags, Vma};
+use crate::vma::{Prot, Snapshot, VmFlags, Vma};
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
@@ -141,7 +141,40 @@ impl<H: Host> AddressSpace<H> {
     }
 }
 
+/// What the protection of a part of one VMA comes to.
+pub(super) struct Within {
+    /// The attributes that the part gets.
+    pub(super) flags: VmFlags,
+    /// Ends of the VMA that lie beyond the part.
+    pub(super) splits: usize,
+}
+
 impl<H: Host> AddressSpace<H> {
+    /// Whether protecting `range` comes to changing attributes within `vma`, which says `seen`, and nothing else: memory, of which nothing
+    /// has to be checked but what it says itself.
+    #[inline]
+    pub(super) fn look_within(
+        &self,
+        vma: &Vma<H>,
+        seen: &Snapshot,
+        range: AddrRange,
+        prot: Prot,
+    ) -> Option<Within> {
+        let mm = self.mm();
+        let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
+        let flags = protected(vma, seen.flags, prot);
+        let is_accounted_anew = flags.contains(VmFlags::ACCOUNT) && !seen.flags.contains(VmFlags::ACCOUNT);
+        let is_simple = seen.range.covers(range)
+            && seen.flags.contains(may)
+            && vma.object().is_none()
+            && !seen.flags.intersects(VmFlags::SEALED.union(VmFlags::LOCKED))
+            && !(is_accounted_anew && mm.machine.commit().is_strict())
+            && !mm.may_have_blocks()
+            && !self.has_limits();
+        let splits = usize::from(seen.range.start < range.start) + usize::from(seen.range.end > range.end);
+        is_simple.then_some(Within { flags, splits })
+    }
+
     /// The short way of `protect`, which as a rule is all of it: a range within one VMA of memory. One pin, and one step for
     /// all that becomes of the VMA and those beside it. `None`, and nothing done, when it is not as simple as that.
     #[inline]
@@ -153,31 +186,13 @@ impl<H: Host> AddressSpace<H> {
         prot: Prot,
     ) -> Option<Result<(), Error>> {
         let mm = self.mm();
-        if self.has_limits() || mm.may_have_blocks() {
-            return None;
-        }
         let pin = cpu.pin();
         let (vma, seen) = mm.vma_at(&pin, range.start)?;
-        let may = VmFlags::from_bits_retain(u64::from(prot.bits()) << 4);
-        if !seen.range.covers(range)
-            || !seen.flags.contains(may)
-            || vma.object().is_some()
-            || seen.flags.intersects(VmFlags::SEALED.union(VmFlags::LOCKED))
-        {
-            return None;
-        }
+        let Within { flags, splits } = self.look_within(vma, &seen, range, prot)?;
         if seen.flags.prot() == prot {
             return Some(Ok(()));
         }
-        let splits = usize::from(seen.range.start < range.start) + usize::from(seen.range.end > range.end);
         if splits > 0 && change.plan(&pin, splits).is_err() {
-            return None;
-        }
-        let flags = protected(vma, seen.flags, prot);
-        if flags.contains(VmFlags::ACCOUNT)
-            && !seen.flags.contains(VmFlags::ACCOUNT)
-            && mm.machine.commit().is_strict()
-        {
             return None;
         }
         let rest = change.set_flags_within(&pin, range, splits, flags)?;

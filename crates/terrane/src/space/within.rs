@@ -79,10 +79,10 @@ impl<H: Host> Change<'_, H> {
         seen: VmFlags,
         flags: VmFlags,
     ) -> Option<Rest<H>> {
-        let mm = self.mm;
+        let (mm, cpu) = (self.mm, self.cpu);
         let is_same = |vma: &Vma<H>| vma.flags() == seen && !vma.seq.is_changing();
         self.set_flags_if(pin, range, splits, flags, is_same, |rest| {
-            rest.open == [false; 2] && mm.may_step(range) && !mm.has_tables(pin, range)
+            rest.open == [false; 2] && mm.may_step(cpu, range) && !mm.has_tables(pin, range)
         })
     }
 
