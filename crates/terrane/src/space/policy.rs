@@ -187,7 +187,8 @@ impl<H: Host> AddressSpace<H> {
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
         let walk = mm.page_table.walk(&ram, addr);
-        if walk.is_some_and(|walk| Pte::block::<H::Format>(walk.raw).is_some() && walk.level == Level::BLOCK) {
+        if walk.is_some_and(|walk| Pte::block::<H::Format>(walk.raw).is_some() && walk.level == Level::BLOCK)
+        {
             let mut table = ram.allocate();
             let _ = mm.divide_block(&ram, addr, &mut table);
             if let Some(unused) = table {

@@ -1,7 +1,7 @@
 //! Swap devices that come and go: what is on one comes back, or the device stays.
 
-use super::reclaim::{RW, bench, count, word};
 use super::model::Random;
+use super::reclaim::{RW, bench, count, word};
 use super::{Bench, load, store};
 use crate::addr::PAGE_SIZE;
 use crate::machine::Cpu;

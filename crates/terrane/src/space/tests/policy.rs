@@ -5,9 +5,9 @@ use crate::addr::{Frame, PAGE_SHIFT, PAGE_SIZE};
 use crate::error::{Error, FaultError};
 use crate::frame::{Node, NodeMask};
 use crate::host::FrameRange;
+use crate::mm::BLOCK_SIZE;
 use crate::space::{HugePages, MapRequest, Policy, PolicyFlags, PolicyMode, SpaceConfig};
 use crate::stats::Counter;
-use crate::mm::BLOCK_SIZE;
 use crate::sync::CpuId;
 use crate::testing::{TestHost, TestSwap};
 use crate::vma::{Advice, Prot};
@@ -203,7 +203,7 @@ fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
 fn bench_for_blocks() -> Bench {
     let bench = Bench::on(TestHost::new(1, 4200), 4);
     let node = |first, count, cpus| Node { frames: FrameRange { first: Frame(first), count }, cpus };
-    let nodes = [node(1, 2100, &[][..]), node(2101, 2100, &[CpuId(0)])];
+    let nodes = [node(1, 2100, &[][..]), node(2101, 2100, &[CpuId(0), CpuId(1), CpuId(2), CpuId(3)])];
     bench.machine.frames().set_nodes(&nodes).unwrap();
     bench
 }
