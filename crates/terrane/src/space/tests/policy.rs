@@ -216,7 +216,7 @@ fn huge_pages_come_from_where_the_policy_says() {
     let at = 1 << 30;
     // What each of four blocks gets: its node, and whether it is one.
     let touched = |policy: Policy, advice: Option<Advice>| {
-        let space = bench.space(config.clone());
+        let space = bench.space(config);
         space.map(cpu, MapRequest::anonymous(4 * BLOCK_SIZE, RW).fixed(at)).unwrap();
         space.set_policy(cpu, at, 4 * BLOCK_SIZE, policy, PolicyFlags::empty()).unwrap();
         if let Some(advice) = advice {
