@@ -175,6 +175,18 @@ conformance! {
     the_texts_of_proc_are_as_on_linux "proc";
     limits_are_as_on_linux "limits";
     wild_pointers_are_errors "wild";
+    the_memory_of_others_is_as_on_linux "remote";
+}
+
+#[test]
+fn handlers_of_faults_are_as_on_linux() {
+    // musl has not got Linux's headers.
+    same_as_linux("conformance/handler", &[], &[("gcc", &[]), ("gcc", &CLASSIC)]);
+}
+
+#[test]
+fn other_descriptors_are_as_on_linux() {
+    same_as_linux("conformance/descriptors", &[], &[("gcc", &[]), ("gcc", &CLASSIC)]);
 }
 
 macro_rules! experiments {

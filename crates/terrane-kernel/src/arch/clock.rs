@@ -133,6 +133,11 @@ pub fn realtime() -> u64 {
     EPOCH.load(Ordering::Relaxed) + now()
 }
 
+/// Makes it `at` nanoseconds since 1970.
+pub fn set_realtime(at: u64) {
+    EPOCH.store(at.saturating_sub(now()), Ordering::Relaxed);
+}
+
 /// Waits `length` nanoseconds.
 pub fn pause(length: u64) {
     let until = now() + length;

@@ -34,7 +34,7 @@ mod trap;
 pub use apic::{interrupt, timer};
 pub use backtrace::panic;
 pub use boot::StartInfo;
-pub use clock::{now, realtime, timestamp_at};
+pub use clock::{now, realtime, set_realtime, timestamp_at};
 pub use context::{Context, enter_user, set_fs_base, set_gs_base, set_thread, switch};
 pub use entry::vector;
 pub use exit::exit;

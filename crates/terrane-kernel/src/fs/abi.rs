@@ -25,6 +25,8 @@ pub const S_IFDIR: u32 = 0o040_000;
 pub const S_IFREG: u32 = 0o100_000;
 pub const S_IFLNK: u32 = 0o120_000;
 
+pub const S_IFSOCK: u32 = 0o140_000;
+
 pub const AT_FDCWD: i32 = -100;
 pub const AT_SYMLINK_NOFOLLOW: u32 = 0x100;
 pub const AT_REMOVEDIR: u32 = 0x200;
@@ -80,6 +82,11 @@ pub mod nr {
     pub const SENDFILE: u64 = 40;
     pub const SOCKET: u64 = 41;
     pub const SOCKETPAIR: u64 = 53;
+    pub const SENDTO: u64 = 44;
+    pub const RECVFROM: u64 = 45;
+    pub const SENDMSG: u64 = 46;
+    pub const RECVMSG: u64 = 47;
+    pub const SHUTDOWN: u64 = 48;
     pub const FCNTL: u64 = 72;
     pub const FLOCK: u64 = 73;
     pub const FSYNC: u64 = 74;
@@ -134,6 +141,13 @@ pub mod nr {
     pub const UTIMENSAT: u64 = 280;
     pub const EPOLL_PWAIT: u64 = 281;
     pub const TIMERFD_CREATE: u64 = 283;
+    pub const SPLICE: u64 = 275;
+    pub const TEE: u64 = 276;
+    pub const VMSPLICE: u64 = 278;
+    pub const SIGNALFD: u64 = 282;
+    pub const SIGNALFD4: u64 = 289;
+    pub const USERFAULTFD: u64 = 323;
+    pub const CACHESTAT: u64 = 451;
     pub const EVENTFD: u64 = 284;
     pub const FALLOCATE: u64 = 285;
     pub const TIMERFD_SETTIME: u64 = 286;

@@ -72,6 +72,30 @@ impl Buffers {
         Ok(Self { one: [Part { at: 0, len: 0 }], many, total })
     }
 
+    /// The same for buffers of another program, whose addresses are looked at when they are used.
+    ///
+    /// # Errors
+    /// As [`vector`](Self::vector), but for the addresses described.
+    pub fn far_vector(at: u64, count: u64) -> Result<Self, Errno> {
+        if count > IOV_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let mut many = Vec::new();
+        many.try_reserve_exact(count as usize)?;
+        let mut total = 0u64;
+        for n in 0..count {
+            let [at, len]: [u64; 2] = user::read_value(at.wrapping_add(n * 16))?;
+            if len > i64::MAX as u64 {
+                return Err(Errno::EINVAL);
+            }
+            // What is no address of any program's ends the copy, where a copy comes to it.
+            let len = len.min(MAX_TRANSFER - total);
+            many.push(Part { at, len });
+            total += len;
+        }
+        Ok(Self { one: [Part { at: 0, len: 0 }], many, total })
+    }
+
     /// Bytes in all.
     pub fn len(&self) -> u64 {
         self.total
@@ -128,7 +152,7 @@ impl Buffers {
             skip = 0;
             while within < part.len && done < count {
                 // Page by page, so that what lies before a hole is copied.
-                let address = part.at + within;
+                let address = part.at.wrapping_add(within);
                 let page = 4096 - (address & 4095);
                 let len = page.min(part.len - within).min((count - done) as u64) as usize;
                 if !copy(address, done, len) {

@@ -80,6 +80,52 @@ pub fn cwd() -> Shared<Cwd> {
     current().cwd().clone()
 }
 
+/// The memory of the thread that calls.
+pub fn space() -> Arc<Space> {
+    current().space().clone()
+}
+
+/// True when a process runs in `space` that is not to end.
+pub fn is_used(space: &Arc<Space>) -> bool {
+    tree::tree().processes().iter().any(|node| {
+        let process = &node.process;
+        process.exit_status().is_none() && process.space().is_some_and(|other| Arc::ptr_eq(&other, space))
+    })
+}
+
+/// Signals of `set` that wait for the thread that calls.
+pub fn waiting_signals(set: u64) -> u64 {
+    current().waiting_signals().0 & set
+}
+
+/// Takes one of them.
+pub fn take_signal(set: u64) -> Option<signal::Info> {
+    let (thread, set) = (current(), signal::Set(set));
+    thread.pending.take(set).or_else(|| thread.process().pending.take(set))
+}
+
+/// Runs `act`, which waits, and has the thread that calls woken by signals of `set` even if it does not want them.
+pub fn awaiting<R>(set: u64, act: impl FnOnce() -> R) -> R {
+    let thread = current();
+    thread.awaited.store(set, Ordering::SeqCst);
+    let result = act();
+    thread.awaited.store(0, Ordering::SeqCst);
+    result
+}
+
+/// The memory of a process, for who may look into it.
+///
+/// # Errors
+/// `ESRCH`, `EACCES`.
+pub fn space_of(pid: u32) -> Result<Arc<Space>, Errno> {
+    let process = tree::tree().process(pid).map(|node| node.process.clone()).ok_or(Errno::ESRCH)?;
+    let own = current();
+    if !own.process().is_privileged() && own.process().user_ids() != process.user_ids() {
+        return Err(Errno::EACCES);
+    }
+    process.space().ok_or(Errno::ESRCH)
+}
+
 /// The permissions that new files do not get.
 pub fn umask() -> u32 {
     current().cwd().umask()

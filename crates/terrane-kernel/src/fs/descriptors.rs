@@ -10,6 +10,7 @@ use super::locks::{self, Lock, Owner};
 use super::open::{Open, OpenFile};
 use super::pipe::Pipe;
 use super::regular::{SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_GROW, SEAL_SEAL, SEAL_SHRINK, SEAL_WRITE};
+use super::signals::Signals;
 use super::timer::{Setting, Timer};
 use super::tree;
 use crate::arch;
@@ -235,6 +236,9 @@ pub fn ioctl(fd: i32, request: u32, argument: u64) -> Result<u64, Errno> {
     const FIOCLEX: u32 = 0x5451;
     let files = current::files();
     let file = files.get(fd)?;
+    if let Kind::UserFault(fault) = &file.node.kind {
+        return fault.ioctl(request, argument);
+    }
     match request {
         FIOCLEX | FIONCLEX => return files.set_close_on_exec(fd, request == FIOCLEX).map(|()| 0),
         FIONBIO => {
@@ -246,6 +250,7 @@ pub fn ioctl(fd: i32, request: u32, argument: u64) -> Result<u64, Errno> {
             let position = || *file.position.lock();
             let count = match &file.node.kind {
                 Kind::Pipe(pipe) => pipe.len() as u64,
+                Kind::Socket(socket) => socket.input.len() as u64,
                 Kind::Regular(regular) => regular.len().saturating_sub(position()),
                 Kind::Device(device) if device.is_console() => device::available() as u64,
                 _ => return Err(Errno::ENOTTY),
@@ -283,7 +288,10 @@ pub fn ioctl(fd: i32, request: u32, argument: u64) -> Result<u64, Errno> {
 }
 
 /// Opens what has no name, and gives it a descriptor.
-fn open(kind: Kind, flags: u32, close_on_exec: bool) -> Result<u64, Errno> {
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`.
+pub fn open(kind: Kind, flags: u32, close_on_exec: bool) -> Result<u64, Errno> {
     let node = Inode::try_new(Volume::Anonymous, kind, 0o600)?;
     current::add_file(OpenFile::try_new(node, flags, Vec::new())?, close_on_exec)
 }
@@ -297,8 +305,16 @@ pub fn pipe(at: u64, flags: u32) -> Result<u64, Errno> {
     let node = Inode::try_new(Volume::Anonymous, Kind::Pipe(Pipe::new()), 0o600)?;
     let reader = OpenFile::try_new(node.clone(), status, Vec::new())?;
     let writer = OpenFile::try_new(node, status | O_WRONLY, Vec::new())?;
-    let first = current::add_file(reader, close_on_exec)?;
-    let second = current::add_file(writer, close_on_exec).inspect_err(|_| {
+    two(reader, writer, close_on_exec, at)
+}
+
+/// Gives two files descriptors, and writes those to `at`: both or none.
+///
+/// # Errors
+/// `EMFILE`, `ENOMEM`, `EFAULT`.
+pub fn two(one: Open, other: Open, close_on_exec: bool, at: u64) -> Result<u64, Errno> {
+    let first = current::add_file(one, close_on_exec)?;
+    let second = current::add_file(other, close_on_exec).inspect_err(|_| {
         let _ = current::files().close(first as i32);
     })?;
     user::write_value(at, [first as i32, second as i32]).inspect_err(|_| {
@@ -379,6 +395,44 @@ pub fn timerfd_gettime(fd: i32, at: u64) -> Result<u64, Errno> {
     let file = current::files().get(fd)?;
     let Kind::Timer(timer) = &file.node.kind else { return Err(Errno::EINVAL) };
     put_setting(at, timer.get())?;
+    Ok(0)
+}
+
+/// `signalfd4`.
+pub fn signalfd(fd: i32, mask: u64, size: u64, flags: u32) -> Result<u64, Errno> {
+    if flags & !(O_CLOEXEC | O_NONBLOCK) != 0 || size != 8 {
+        return Err(Errno::EINVAL);
+    }
+    let set: u64 = user::read_value(mask)?;
+    if fd == -1 {
+        let signals = Kind::Signals(Signals::new(set));
+        return open(signals, O_RDWR | flags & O_NONBLOCK, flags & O_CLOEXEC != 0);
+    }
+    let file = current::files().get(fd)?;
+    let Kind::Signals(signals) = &file.node.kind else { return Err(Errno::EINVAL) };
+    signals.set(set);
+    Ok(fd as u64)
+}
+
+/// `cachestat`: how many pages of a file are in memory.
+pub fn cachestat(fd: i32, range: u64, to: u64, flags: u32) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    let [offset, len]: [u64; 2] = user::read_value(range)?;
+    let regular = file.node.regular().ok_or(Errno::EOPNOTSUPP)?;
+    if flags != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = if len == 0 { regular.len() } else { offset.saturating_add(len).min(regular.len()) };
+    let mut pages = 0;
+    let mut at = offset & !4095;
+    while at < end {
+        let Some(next) = regular.next_page(at, true).filter(|&next| next < end) else { break };
+        let hole = regular.next_page(next, false).unwrap_or(end).min(end);
+        pages += (hole.max(next + 1) - (next & !4095)).div_ceil(4096);
+        at = hole.max(next + 1).next_multiple_of(4096);
+    }
+    // In the cache; dirty, being written, evicted, recently evicted: memory's files are never clean.
+    user::write_value(to, [pages, pages, 0, 0, 0])?;
     Ok(0)
 }
 

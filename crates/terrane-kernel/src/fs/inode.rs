@@ -1,6 +1,6 @@
 //! Inodes: what names and descriptors lead to.
 
-use super::abi::{S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG};
+use super::abi::{S_IFCHR, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, S_IFSOCK};
 use super::device::Device;
 use super::directory::Directory;
 use super::epoll::Epoll;
@@ -9,11 +9,15 @@ use super::permission::Who;
 use super::pipe::Pipe;
 use super::procfs::Entry;
 use super::regular::Regular;
+use super::signals::Signals;
+use super::socket::Socket;
 use super::timer::Timer;
+use super::userfault::UserFault;
 use crate::arch;
 use crate::errno::Errno;
 use crate::mm::Object;
 use crate::sync::SpinLock;
+use crate::task::process::Process;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use terrane::sync::Shared;
@@ -74,6 +78,10 @@ pub enum Kind {
     Event(Event),
     Timer(Timer),
     Epoll(Epoll),
+    Signals(Signals),
+    UserFault(UserFault),
+    Process(Shared<Process>),
+    Socket(Socket),
     /// What `/proc` and `/sys` make up when they are asked.
     Proc(Entry),
 }
@@ -126,7 +134,13 @@ impl Inode {
             Kind::Symlink(_) => S_IFLNK,
             Kind::Device(_) => S_IFCHR,
             Kind::Pipe(_) => S_IFIFO,
-            Kind::Event(_) | Kind::Timer(_) | Kind::Epoll(_) => 0,
+            Kind::Socket(_) => S_IFSOCK,
+            Kind::Event(_)
+            | Kind::Timer(_)
+            | Kind::Epoll(_)
+            | Kind::Signals(_)
+            | Kind::UserFault(_)
+            | Kind::Process(_) => 0,
             Kind::Proc(entry) => entry.file_type(),
         }
     }

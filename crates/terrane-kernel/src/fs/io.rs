@@ -5,7 +5,7 @@ use super::buffers::{Buffers, PIECE};
 use super::current;
 use super::inode::{Kind, Time};
 use super::open::{Open, OpenFile};
-use super::pipe::ATOMIC;
+use super::pipe::{ATOMIC, Pipe};
 use crate::errno::Errno;
 use crate::user;
 use core::ops::ControlFlow;
@@ -29,6 +29,10 @@ fn read_piece(file: &OpenFile, offset: u64, buffer: &mut [u8], blocks: bool) -> 
         Kind::Pipe(pipe) => pipe.read(buffer, blocks),
         Kind::Event(event) => put_count(buffer, || event.read(blocks)),
         Kind::Timer(timer) => put_count(buffer, || timer.read(blocks)),
+        Kind::Socket(socket) => socket.input.read(buffer, blocks),
+        Kind::Signals(signals) => signals.read(buffer, blocks),
+        Kind::UserFault(fault) => fault.read(buffer, blocks),
+        Kind::Proc(entry) if entry.is_memory() => entry.read_memory(offset, buffer),
         Kind::Proc(entry) => {
             let mut text = file.text.lock();
             if offset == 0 {
@@ -39,7 +43,7 @@ fn read_piece(file: &OpenFile, offset: u64, buffer: &mut [u8], blocks: bool) -> 
             buffer[..count].copy_from_slice(&rest[..count]);
             Ok(count)
         }
-        Kind::Symlink(_) | Kind::Epoll(_) => Err(Errno::EINVAL),
+        Kind::Symlink(_) | Kind::Epoll(_) | Kind::Process(_) => Err(Errno::EINVAL),
     }
 }
 
@@ -63,6 +67,13 @@ fn write_piece(
         Kind::Regular(regular) => regular.write(offset, bytes),
         Kind::Directory(_) => Err(Errno::EISDIR),
         Kind::Device(device) => device.write(bytes),
+        Kind::Socket(socket) => match socket.output.write(bytes, false, blocks) {
+            Err(Errno::EPIPE) => {
+                current::send_signal(current::SIGPIPE);
+                Err(Errno::EPIPE)
+            }
+            result => result,
+        },
         Kind::Pipe(pipe) => match pipe.write(bytes, whole && bytes.len() <= ATOMIC, blocks) {
             Err(Errno::EPIPE) => {
                 current::send_signal(current::SIGPIPE);
@@ -75,11 +86,26 @@ fn write_piece(
             event.write(u64::from_ne_bytes(*value), blocks)?;
             Ok(8)
         }
+        Kind::Proc(entry) if entry.is_memory() => entry.write_memory(offset, bytes),
         Kind::Proc(entry) => {
             entry.store(bytes)?;
             Ok(bytes.len())
         }
-        Kind::Symlink(_) | Kind::Timer(_) | Kind::Epoll(_) => Err(Errno::EINVAL),
+        Kind::Symlink(_)
+        | Kind::Timer(_)
+        | Kind::Epoll(_)
+        | Kind::Signals(_)
+        | Kind::UserFault(_)
+        | Kind::Process(_) => Err(Errno::EINVAL),
+    }
+}
+
+/// The pipe that it reads from.
+fn source_of(file: &OpenFile) -> Option<&Pipe> {
+    match &file.node.kind {
+        Kind::Pipe(pipe) => Some(pipe),
+        Kind::Socket(socket) => Some(&socket.input),
+        _ => None,
     }
 }
 
@@ -118,7 +144,7 @@ fn read_all(file: &OpenFile, mut offset: u64, buffers: &Buffers) -> Result<u64, 
         };
         let taken = buffers.write(done, &piece[..got]);
         if taken < got
-            && let Kind::Pipe(pipe) = &file.node.kind
+            && let Some(pipe) = source_of(file)
         {
             pipe.put_back(&piece[taken..got]);
         }
@@ -139,7 +165,7 @@ fn read_all(file: &OpenFile, mut offset: u64, buffers: &Buffers) -> Result<u64, 
 
 /// Writes `buffers` from the offset on.
 fn write_all(file: &OpenFile, mut offset: u64, buffers: &Buffers) -> Result<u64, Errno> {
-    let is_pipe = matches!(file.node.kind, Kind::Pipe(_));
+    let is_pipe = matches!(file.node.kind, Kind::Pipe(_) | Kind::Socket(_));
     if buffers.len() == 0 && !matches!(file.node.kind, Kind::Event(_)) {
         return Ok(0);
     }
@@ -213,8 +239,17 @@ fn write_from(
     }
     let mut buffers = buffers()?;
     let Kind::Regular(regular) = &file.node.kind else {
-        return match place {
-            Where::Offset(_) if !has_position(&file) => Err(Errno::ESPIPE),
+        return match (place, &file.node.kind) {
+            (Where::Offset(offset), Kind::Proc(entry)) if entry.is_memory() => {
+                write_all(&file, offset, &buffers)
+            }
+            (Where::Position, Kind::Proc(entry)) if entry.is_memory() => {
+                let mut position = file.position.lock();
+                let done = write_all(&file, *position, &buffers)?;
+                *position += done;
+                Ok(done)
+            }
+            (Where::Offset(_), _) if !has_position(&file) => Err(Errno::ESPIPE),
             _ => write_all(&file, 0, &buffers),
         };
     };
@@ -252,6 +287,28 @@ pub fn read(fd: i32, at: u64, len: u64) -> Result<u64, Errno> {
 /// `write`.
 pub fn write(fd: i32, at: u64, len: u64) -> Result<u64, Errno> {
     write_from(fd, Where::Position, false, || Buffers::one(at, len))
+}
+
+/// `send`: a write that may do without the signal when nobody reads.
+pub fn send(fd: i32, at: u64, len: u64, signals: bool) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    if let Kind::Socket(socket) = &file.node.kind
+        && !signals
+        && socket.output.ready(false, true) & super::abi::POLLERR != 0
+    {
+        return Err(Errno::EPIPE);
+    }
+    write(fd, at, len)
+}
+
+/// A read of a pipe or socket that leaves the bytes where they are.
+pub fn peek(fd: i32, at: u64, len: u64) -> Result<u64, Errno> {
+    let file = current::files().get(fd)?;
+    let buffers = Buffers::one(at, len)?;
+    let mut piece = buffers.piece(PIECE)?;
+    let got = source_of(&file).ok_or(Errno::EINVAL)?.peek(&mut piece, file.blocks())?;
+    let done = buffers.write(0, &piece[..got]);
+    if done == 0 && got > 0 { Err(Errno::EFAULT) } else { Ok(done as u64) }
 }
 
 /// `pread64`.
@@ -434,6 +491,32 @@ pub fn sendfile(out: i32, input: i32, place: u64, count: u64) -> Result<u64, Err
         *to.position.lock() = write_at + done;
     }
     position.set(&from, read_at + done)?;
+    Ok(done)
+}
+
+/// `splice`, once it is known that one of the two is a pipe.
+pub fn splice(from: &Open, from_at: u64, to: &Open, to_at: u64, len: u64) -> Result<u64, Errno> {
+    let (input, output) = (Position::of(from_at)?, Position::of(to_at)?);
+    // Of a pipe not more than there is, which then fits: what was taken must not be lost.
+    let len = match &from.node.kind {
+        Kind::Pipe(pipe) => {
+            let mut byte = [0];
+            if pipe.peek(&mut byte, from.blocks())? == 0 {
+                return Ok(0);
+            }
+            len.min(pipe.len().max(1) as u64)
+        }
+        _ => len.min(PIECE as u64),
+    };
+    let place = |file: &Open, position: &Position| if has_position(file) { position.get(file) } else { 0 };
+    let (read_at, write_at) = (place(from, &input), place(to, &output));
+    let done = transfer(from, read_at, to, write_at, len)?;
+    if has_position(from) {
+        input.set(from, read_at + done)?;
+    }
+    if has_position(to) {
+        output.set(to, write_at + done)?;
+    }
     Ok(done)
 }
 

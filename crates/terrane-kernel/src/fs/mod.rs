@@ -21,7 +21,7 @@
 
 mod abi;
 mod bell;
-mod buffers;
+pub mod buffers;
 mod cpio;
 pub mod current;
 mod descriptors;
@@ -38,19 +38,25 @@ mod names;
 mod open;
 mod path;
 mod permission;
+mod pidfd;
 mod pipe;
 mod poll;
 mod procfs;
 mod program;
 mod random;
 mod regular;
+mod signals;
+mod socket;
+mod splice;
 mod table;
 mod timer;
 mod tree;
+pub mod userfault;
 
 pub use current::Cwd;
 pub use inode::Node;
 pub use locks::process_ended;
+pub use pidfd::{open_process, process_of};
 pub use program::{mapping_of, open_program, open_program_at};
 pub use table::Files;
 
@@ -161,6 +167,19 @@ fn unpack(member: &cpio::Member<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
+/// A file without a name for a segment of shared memory with this key (System V).
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn shared_memory(key: u32, len: u64) -> Result<Node, Errno> {
+    let node = tree::nameless(inode::Volume::Memory, regular::SEAL_SEAL, 0o600)?;
+    let mut name = procfs::Text::default();
+    core::fmt::Write::write_fmt(&mut name, format_args!("/SYSV{key:08x}")).map_err(|_| Errno::ENOMEM)?;
+    node.regular().map(|regular| regular.set_len(len)).transpose()?;
+    tree::name_object(&node, &name.bytes)?;
+    Ok(node)
+}
+
 /// The bytes of a regular file, by its absolute path.
 ///
 /// # Errors
@@ -265,6 +284,13 @@ pub fn syscall(number: u64, args: &[u64; 6]) -> Option<Result<u64, Errno>> {
         nr::TIMERFD_CREATE => descriptors::timerfd_create(int(a), int(b)),
         nr::TIMERFD_SETTIME => descriptors::timerfd_settime(fd, int(b), c, d),
         nr::TIMERFD_GETTIME => descriptors::timerfd_gettime(fd, b),
+        nr::SIGNALFD => descriptors::signalfd(fd, b, c, 0),
+        nr::SIGNALFD4 => descriptors::signalfd(fd, b, c, int(d)),
+        nr::USERFAULTFD => userfault::userfaultfd(int(a)),
+        nr::CACHESTAT => descriptors::cachestat(fd, b, c, int(d)),
+        nr::SPLICE => splice::splice(fd, b, c as i32, d, e, int(f)),
+        nr::TEE => splice::tee(fd, b as i32, c, int(d)),
+        nr::VMSPLICE => splice::vmsplice(fd, b, c, int(d)),
         nr::MEMFD_CREATE => descriptors::memfd_create(a, int(b)),
         nr::FSYNC | nr::FDATASYNC | nr::SYNCFS | nr::SYNC_FILE_RANGE => descriptors::fsync(fd),
         nr::SYNC => Ok(0),
@@ -283,8 +309,13 @@ pub fn syscall(number: u64, args: &[u64; 6]) -> Option<Result<u64, Errno>> {
         nr::EPOLL_PWAIT => poll::epoll_wait(fd, b, c as i32, d as i32, e, f),
         nr::EPOLL_PWAIT2 => poll::epoll_wait2(fd, b, c as i32, d, e, f),
 
-        // No families of addresses.
-        nr::SOCKET | nr::SOCKETPAIR => Err(Errno::EAFNOSUPPORT),
+        nr::SOCKET => socket::socket(),
+        nr::SOCKETPAIR => socket::pair(int(a), int(b), int(c), d),
+        nr::SENDTO => socket::send(fd, b, c, int(d)),
+        nr::RECVFROM => socket::receive(fd, b, c, int(d), f),
+        nr::SENDMSG => socket::message(fd, b, int(c), true),
+        nr::RECVMSG => socket::message(fd, b, int(c), false),
+        nr::SHUTDOWN => socket::shut_down(fd, int(b)),
         _ => return None,
     })
 }

@@ -6,6 +6,7 @@ use super::bell::Bell;
 use super::epoll;
 use super::inode::{Kind, Node};
 use super::locks;
+use super::pidfd;
 use crate::arch;
 use crate::errno::Errno;
 use crate::sync::{Mutex, SpinLock};
@@ -120,6 +121,10 @@ impl OpenFile {
             Kind::Event(event) => event.ready(),
             Kind::Timer(timer) => timer.ready(),
             Kind::Epoll(epoll) => epoll.ready(),
+            Kind::Signals(signals) => signals.ready(),
+            Kind::UserFault(fault) => fault.ready(),
+            Kind::Process(process) => pidfd::ready(process),
+            Kind::Socket(socket) => socket.ready(),
             Kind::Device(device) => device.ready(),
             _ => POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM,
         }
@@ -129,6 +134,7 @@ impl OpenFile {
     pub fn queue(&self) -> Option<&Queue> {
         match &self.node.kind {
             Kind::Device(device) => device.queue(),
+            Kind::Process(process) => Some(&process.threads_changed),
             _ => self.bell().map(|bell| &bell.queue),
         }
     }
@@ -144,6 +150,8 @@ impl OpenFile {
             Kind::Event(event) => Some(&event.bell),
             Kind::Timer(timer) => Some(&timer.bell),
             Kind::Epoll(epoll) => Some(&epoll.bell),
+            Kind::UserFault(fault) => Some(fault.bell()),
+            Kind::Socket(socket) => Some(&socket.input.bell),
             _ => None,
         }
     }
@@ -153,6 +161,7 @@ impl OpenFile {
         match &self.node.kind {
             Kind::Timer(timer) => timer.deadline(),
             Kind::Epoll(epoll) => epoll.deadline(),
+            Kind::Socket(socket) => socket.deadline(),
             _ => None,
         }
     }

@@ -24,6 +24,15 @@ struct State {
     /// Ends that were ever opened: who opens a named pipe waits for the other end to come, even if it has gone again.
     readers_seen: u64,
     writers_seen: u64,
+    /// Nothing goes in any more, and what is in it can be read to the end.
+    stopped: bool,
+}
+
+impl State {
+    /// Nobody will write.
+    fn is_over(&self) -> bool {
+        self.writers == 0 || self.stopped
+    }
 }
 
 /// A pipe.
@@ -43,6 +52,7 @@ impl Pipe {
             writers: 0,
             readers_seen: 0,
             writers_seen: 0,
+            stopped: false,
         };
         Self { state: SpinLock::new(state), bell: Bell::new() }
     }
@@ -120,7 +130,7 @@ impl Pipe {
                     self.bell.ring();
                     return Ok(count);
                 }
-                if state.writers == 0 {
+                if state.is_over() {
                     return Ok(0);
                 }
             }
@@ -129,9 +139,39 @@ impl Pipe {
             }
             self.bell.wait(|| {
                 let state = self.state.lock();
-                !state.bytes.is_empty() || state.writers == 0
+                !state.bytes.is_empty() || state.is_over()
             })?;
         }
+    }
+
+    /// Copies bytes that are in it, from the first on, and leaves them there; 0 when there are none and nobody writes.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `ERESTARTSYS`.
+    pub fn peek(&self, buffer: &mut [u8], blocks: bool) -> Result<usize, Errno> {
+        loop {
+            {
+                let state = self.state.lock();
+                if !state.bytes.is_empty() || state.is_over() {
+                    let count = buffer.len().min(state.bytes.len());
+                    buffer.iter_mut().zip(state.bytes.iter()).for_each(|(to, &from)| *to = from);
+                    return Ok(count);
+                }
+            }
+            if !blocks {
+                return Err(Errno::EAGAIN);
+            }
+            self.bell.wait(|| {
+                let state = self.state.lock();
+                !state.bytes.is_empty() || state.is_over()
+            })?;
+        }
+    }
+
+    /// Ends it, whoever has it open (`shutdown`).
+    pub fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.bell.ring();
     }
 
     /// Puts bytes back that could not be delivered.
@@ -151,7 +191,7 @@ impl Pipe {
         loop {
             {
                 let mut state = self.state.lock();
-                if state.readers == 0 {
+                if state.readers == 0 || state.stopped {
                     return Err(Errno::EPIPE);
                 }
                 let count = bytes.len().min(state.capacity - state.bytes.len().min(state.capacity));
@@ -168,7 +208,9 @@ impl Pipe {
             }
             self.bell.wait(|| {
                 let state = self.state.lock();
-                state.readers == 0 || state.capacity.saturating_sub(state.bytes.len()) >= needed
+                state.readers == 0
+                    || state.stopped
+                    || state.capacity.saturating_sub(state.bytes.len()) >= needed
             })?;
         }
     }
@@ -179,12 +221,12 @@ impl Pipe {
         let mut ready = 0;
         if reads {
             ready |= if state.bytes.is_empty() { 0 } else { POLLIN | POLLRDNORM };
-            ready |= if state.writers == 0 && state.writers_seen > 0 { POLLHUP } else { 0 };
+            ready |= if state.is_over() && state.writers_seen > 0 { POLLHUP } else { 0 };
         }
         if writes {
             let room = state.bytes.len() + ATOMIC <= state.capacity;
             ready |= if room { POLLOUT | POLLWRNORM } else { 0 };
-            ready |= if state.readers == 0 { POLLERR } else { 0 };
+            ready |= if state.readers == 0 || state.stopped { POLLERR } else { 0 };
         }
         ready
     }

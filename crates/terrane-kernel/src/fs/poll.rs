@@ -25,10 +25,29 @@ fn wait_for(files: &[Open], deadline: Option<u64>, mut ready: impl FnMut() -> bo
     let mut queues: Vec<&Queue> = Vec::new();
     queues.try_reserve_exact(files.len() + inner.len())?;
     queues.extend(files.iter().chain(&inner).filter_map(|file| file.queue()));
+    // Signals that are read have to wake who waits to read them.
+    let signals = files.iter().chain(&inner).filter_map(|file| match &file.node.kind {
+        Kind::Signals(signals) => Some(signals.wanted()),
+        _ => None,
+    });
+    let awaited = signals.fold(0, |all, set| all | set);
+    if awaited != 0 {
+        return current::awaiting(awaited, || wait_on(&queues, files, &inner, deadline, &mut ready));
+    }
+    wait_on(&queues, files, &inner, deadline, &mut ready)
+}
+
+fn wait_on(
+    queues: &[&Queue],
+    files: &[Open],
+    inner: &[Open],
+    deadline: Option<u64>,
+    ready: &mut dyn FnMut() -> bool,
+) -> Result<bool, Errno> {
     loop {
-        let timers = files.iter().chain(&inner).filter_map(|file| file.deadline());
+        let timers = files.iter().chain(inner).filter_map(|file| file.deadline());
         let next = timers.filter(|&at| at > arch::now()).chain(deadline).min();
-        match wait::on_any(&queues, next, &mut ready) {
+        match wait::on_any(queues, next, &mut *ready) {
             Ok(()) => return Ok(true),
             Err(Wake::Signal) => return Err(Errno::EINTR),
             Err(Wake::Timeout) if ready() => return Ok(true),

@@ -73,6 +73,7 @@ unsafe impl Tlb for KernelHost {
 
 impl Wait for KernelHost {
     fn wait(&self, _: CpuId, word: &AtomicU32, value: u32) {
+        crate::fs::userfault::announce();
         wait_while(word, value);
     }
 

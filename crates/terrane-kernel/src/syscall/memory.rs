@@ -6,12 +6,15 @@ use crate::mm::{self, KernelCpu, KernelHost, Space};
 use crate::task::thread::current;
 use crate::{fs, user};
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use terrane::AddrRange;
 use terrane::Error;
 use terrane::PAGE_SIZE;
 use terrane::frame::NodeMask;
 use terrane::page_table::{Format, X86_64};
 use terrane::space::linux::OpenFile;
 use terrane::space::{Policy, PolicyFlags, PolicyMode};
+use terrane::vma::VmFlags;
 
 const MAP_ANONYMOUS: u64 = 0x20;
 
@@ -25,8 +28,78 @@ fn done(act: impl FnOnce(&Space, &KernelCpu) -> Result<(), Error>) -> Answer {
     with(act).map(|()| 0)
 }
 
+/// What `max_map_count` says: VMAs that a program may have.
+pub static MAP_COUNT_MAX: AtomicU64 = AtomicU64::new(65530);
+
+/// Whether the program may have `more` VMAs.
+///
+/// They are counted where they are, and a look at all of the counts is not for each call: the thread looks again after as many calls as cannot
+/// reach the limit, with some for the others that may be at it too. So a program that nears the limit looks each time.
+fn has_room(more: u64) -> bool {
+    let thread = current();
+    let checks = thread.private().maps_before_look;
+    if checks > 0 {
+        thread.change(|own| own.maps_before_look = checks - 1);
+        return true;
+    }
+    let limit = MAP_COUNT_MAX.load(Ordering::Relaxed);
+    let count = thread.space().map_count() as u64;
+    let left = limit.saturating_sub(count);
+    thread.change(|own| own.maps_before_look = (left / 128).min(64) as u32);
+    count + more <= limit
+}
+
+const WRITE: u64 = 2;
+const EXEC: u64 = 4;
+
+fn refuses_new_code() -> bool {
+    current().process().no_new_code.load(Ordering::Relaxed) != 0
+}
+
+/// Whether something in the range is not executable now, or would be writable too.
+fn gains_code(addr: u64, len: u64, prot: u64) -> Result<bool, Errno> {
+    if prot & WRITE != 0 {
+        return Ok(true);
+    }
+    let mut at = addr;
+    let end = addr.saturating_add(len);
+    while at < end {
+        let found = with(|space, cpu| {
+            let pin = cpu.pin();
+            Ok(space.mm().next_vma(&pin, at, end).map(|(_, seen)| (seen.range, seen.flags)))
+        })?;
+        let Some((range, flags)) = found else { break };
+        if !flags.contains(VmFlags::EXEC) {
+            return Ok(true);
+        }
+        at = range.end;
+    }
+    Ok(false)
+}
+
+/// Whether a call that changes `len` bytes at `addr` would divide a VMA: twice with `both`, else at either end.
+fn divides(addr: u64, len: u64, both: bool) -> bool {
+    let thread = current();
+    let space = thread.space();
+    let end = addr.saturating_add(len).next_multiple_of(PAGE_SIZE);
+    mm::with_cpu(|cpu| {
+        let pin = cpu.pin();
+        let at = |at: u64| space.mm().vma_at(&pin, at).map(|(_, seen)| seen.range);
+        let starts_in = at(addr).is_some_and(|range| range.start < addr);
+        let ends_in = at(end.saturating_sub(1)).is_some_and(|range| range.end > end);
+        if both { starts_in && at(addr).is_some_and(|range| range.end > end) } else { starts_in || ends_in }
+    })
+}
+
 /// `mmap`.
 pub fn mmap([addr, len, prot, flags, fd, offset]: [u64; 6]) -> Answer {
+    if prot & (WRITE | EXEC) == WRITE | EXEC && refuses_new_code() {
+        return Err(Errno::EACCES);
+    }
+    // As Linux: one more than there may be.
+    if !has_room(0) && len != 0 {
+        return Err(Errno::ENOMEM);
+    }
     if flags & MAP_ANONYMOUS != 0 {
         return with(|space, cpu| space.mmap(cpu, addr, len, prot, flags, None, offset));
     }
@@ -51,11 +124,20 @@ pub fn mmap([addr, len, prot, flags, fd, offset]: [u64; 6]) -> Answer {
 
 /// `munmap`.
 pub fn munmap(addr: u64, len: u64) -> Answer {
+    if !has_room(1) && divides(addr, len, true) {
+        return Err(Errno::ENOMEM);
+    }
     done(|space, cpu| space.unmap(cpu, addr, len))
 }
 
 /// `mprotect`.
 pub fn mprotect(addr: u64, len: u64, prot: u64) -> Answer {
+    if prot & EXEC != 0 && refuses_new_code() && gains_code(addr, len, prot)? {
+        return Err(Errno::EACCES);
+    }
+    if !has_room(1) && divides(addr, len, false) {
+        return Err(Errno::ENOMEM);
+    }
     done(|space, cpu| space.mprotect(cpu, addr, len, prot))
 }
 
@@ -67,6 +149,47 @@ pub fn pkey_mprotect(addr: u64, len: u64, prot: u64, key: u64) -> Answer {
 /// `mremap`.
 pub fn mremap(addr: u64, old: u64, new: u64, flags: u64, to: u64) -> Answer {
     with(|space, cpu| space.mremap(cpu, addr, old, new, flags, to))
+}
+
+/// `remap_file_pages`: maps another part of the file that is shown at `addr` there, as Linux does since it has no other way.
+pub fn remap_file_pages([addr, len, prot, page, flags, _]: [u64; 6]) -> Answer {
+    const NONBLOCK: u64 = 0x1_0000;
+    const FIXED_SHARED: u64 = 0x11;
+    const POPULATE: u64 = 0x8000;
+    let (start, len) = (addr & !(PAGE_SIZE - 1), len & !(PAGE_SIZE - 1));
+    if prot != 0 || start.checked_add(len).is_none_or(|end| end <= start) {
+        return Err(Errno::EINVAL);
+    }
+    if page.checked_add(len / PAGE_SIZE).is_none_or(|end| end > u64::MAX / PAGE_SIZE) {
+        return Err(Errno::EINVAL);
+    }
+    with(|space, cpu| {
+        // From the first page on, one object, shared, without holes and alike.
+        let mut at = start;
+        let mut found = None;
+        while at < start + len {
+            let _steady = space.mm().share(cpu, AddrRange::new(at, start + len));
+            let pin = cpu.pin();
+            let (vma, seen) = space.mm().vma_at(&pin, at).ok_or(Error::Invalid)?;
+            let object =
+                vma.object().filter(|_| seen.flags.contains(VmFlags::SHARED)).ok_or(Error::Invalid)?;
+            let flags = seen.flags;
+            match &found {
+                None => found = Some((object.clone(), flags)),
+                Some((first, before)) if first.number() == object.number() && *before == flags => {}
+                Some(_) => return Err(Error::Invalid),
+            }
+            at = seen.range.end;
+        }
+        let (object, seen) = found.ok_or(Error::Invalid)?;
+        let has = |flag: VmFlags, bit: u64| if seen.contains(flag) { bit } else { 0 };
+        let prot = has(VmFlags::READ, 1) | has(VmFlags::WRITE, 2) | has(VmFlags::EXEC, 4);
+        let how = FIXED_SHARED | POPULATE | flags & NONBLOCK | has(VmFlags::LOCKED, 0x2000);
+        let writable = seen.contains(VmFlags::MAYWRITE);
+        let file = OpenFile::<KernelHost> { object: &object, readable: true, writable, append_only: false };
+        space.mmap(cpu, start, len, prot, how, Some(&file), page * PAGE_SIZE)?;
+        Ok(0)
+    })
 }
 
 /// `brk`.
@@ -112,26 +235,6 @@ pub fn madvise(addr: u64, len: u64, advice: u64) -> Answer {
     done(|space, cpu| space.madvise(cpu, addr, len, advice as i32))
 }
 
-/// `process_madvise`.
-pub fn process_madvise([fd, vector, count, advice, flags, _]: [u64; 6]) -> Answer {
-    /// `PIDFD_SELF_THREAD`, `PIDFD_SELF_THREAD_GROUP`.
-    const SELF: [i32; 2] = [-10000, -10001];
-    if flags as u32 != 0 || count > 1024 {
-        return Err(Errno::EINVAL);
-    }
-    let mut ranges = Vec::new();
-    ranges.try_reserve_exact(count as usize)?;
-    for nth in 0..count {
-        let [addr, len] = user::read_value::<[u64; 2]>(vector.wrapping_add(16 * nth))?;
-        ranges.push((addr, len));
-    }
-    if SELF.contains(&(fd as i32)) {
-        return with(|space, cpu| space.process_madvise(cpu, &ranges, advice as i32, false));
-    }
-    // There are no descriptors of processes.
-    Err(Errno::EBADF)
-}
-
 /// `mlock`.
 pub fn mlock(addr: u64, len: u64) -> Answer {
     done(|space, cpu| space.mlock(cpu, addr, len))
@@ -166,7 +269,7 @@ pub fn mseal(addr: u64, len: u64, flags: u64) -> Answer {
 }
 
 /// Reads a set of nodes: `max` bits at `at`, of which the last does not count, as on Linux.
-fn nodes(at: u64, max: u64) -> Result<NodeMask, Errno> {
+pub(super) fn nodes(at: u64, max: u64) -> Result<NodeMask, Errno> {
     let bits = max.saturating_sub(1);
     if at == 0 || bits == 0 {
         return Ok(NodeMask(0));
@@ -252,4 +355,27 @@ pub fn get_mempolicy([mode, to, max, addr, flags, _]: [u64; 6]) -> Answer {
         user::clear(to + 8, 8 * rest.min(512))?;
     }
     Ok(0)
+}
+
+/// `set_mempolicy_home_node`: the one node.
+pub fn set_mempolicy_home_node(addr: u64, len: u64, node: u64, flags: u64) -> Answer {
+    if !addr.is_multiple_of(PAGE_SIZE) || flags != 0 || node != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let end = addr.checked_add(len.next_multiple_of(PAGE_SIZE)).ok_or(Errno::EINVAL)?;
+    // As Linux: what has no policy has no home, and that is no error; but for where no memory is bound, or preferred of several.
+    let mut at = addr;
+    while at < end {
+        let next = with(|space, cpu| {
+            let pin = cpu.pin();
+            Ok(space.mm().next_vma(&pin, at, end).map(|(_, seen)| seen.range))
+        })?;
+        let Some(range) = next else { break };
+        let policy = with(|space, cpu| space.policy_at(cpu, range.start))?;
+        if !matches!(policy.mode, PolicyMode::Default | PolicyMode::Bind) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        at = range.end;
+    }
+    if addr == end || at > addr { Ok(0) } else { Err(Errno::ENOENT) }
 }

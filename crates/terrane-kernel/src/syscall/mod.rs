@@ -4,11 +4,15 @@
 //! signals are ([`crate::task`]). A number that nobody knows is `ENOSYS`, and named once in the report. `docs/kernel.md` has the table.
 
 mod identity;
-mod memory;
+pub mod memory;
+mod privilege;
 mod process;
+mod remote;
+mod shm;
 mod times;
 
 pub use process::write_usage;
+pub use remote::memory as memory_of;
 
 use crate::arch::TrapFrame;
 use crate::errno::Errno;
@@ -38,6 +42,9 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         26 => memory::msync(a, b, c),
         27 => memory::mincore(a, b, c),
         28 => memory::madvise(a, b, c),
+        29 => shm::shmget(a, b, c),
+        30 => shm::shmat(a, b, c),
+        31 => shm::shmctl(a, b, c),
         34 => signal::pause(),
         35 => times::nanosleep(a, b),
         36 => times::getitimer(a, b),
@@ -55,6 +62,7 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         61 => children::wait4(a, b, c, d),
         62 => signal::kill(a, b),
         63 => identity::uname(a),
+        67 => shm::shmdt(a),
         96 => times::gettimeofday(a, b),
         97 => process::getrlimit(a, b),
         98 => process::getrusage(a, b),
@@ -73,12 +81,17 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         113 => identity::setreuid(a, b),
         114 => identity::setregid(a, b),
         115 => Ok(0),
+        116 => privilege::setgroups(a, b),
         117 => identity::setresuid(a, b, c),
         118 => identity::getresuid(a, b, c),
         119 => identity::setresgid(a, b, c),
         120 => identity::getresgid(a, b, c),
         121 => identity::getpgid(a),
+        122 => identity::geteuid(),
+        123 => identity::getegid(),
         124 => identity::getsid(a),
+        125 => privilege::capget(a, b),
+        126 => privilege::capset(a, b),
         127 => signal::rt_sigpending(a, b),
         128 => signal::rt_sigtimedwait(a, b, c, d),
         129 => signal::rt_sigqueueinfo(a, b, c),
@@ -86,7 +99,7 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         131 => signal::sigaltstack(a, b, frame.rsp),
         135 => process::personality(a),
         140 => process::getpriority(a, b),
-        141 => process::setpriority(a, b),
+        141 => process::setpriority(a, b, c),
         142 => process::sched_setparam(a, b),
         143 => process::sched_getparam(a, b),
         144 => process::sched_setscheduler(a, b, c),
@@ -101,12 +114,15 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         157 => process::prctl(args),
         158 => process::arch_prctl(a, b),
         160 => process::setrlimit(a, b),
+        153 | 163 | 164 | 167 | 168 | 169 | 170 | 171 | 175 | 176 => privilege::refused(number, args),
+        159 => times::adjtimex(a),
         186 => identity::gettid(),
         200 => signal::tgkill(None, a, b),
         201 => times::time(a),
         202 => futex::futex(args),
         203 => process::sched_setaffinity(a, b, c),
         204 => process::sched_getaffinity(a, b, c),
+        216 => memory::remap_file_pages(args),
         218 => process::set_tid_address(a),
         219 => Err(Errno::EINTR),
         222 => times::timer_create(a, b, c),
@@ -114,7 +130,7 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         224 => times::timer_gettime(a, b),
         225 => times::timer_getoverrun(a),
         226 => times::timer_delete(a),
-        227 => Err(Errno::EPERM),
+        227 => times::clock_settime(a, b),
         228 => times::clock_gettime(a, b),
         229 => times::clock_getres(a, b),
         230 => times::clock_nanosleep(a, b, c, d),
@@ -123,12 +139,21 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         237 => memory::mbind(args),
         238 => memory::set_mempolicy(a, b, c),
         239 => memory::get_mempolicy(args),
+        251 => privilege::ioprio_set(a, b, c),
+        252 => privilege::ioprio_get(a, b),
+        256 => remote::migrate_pages(a, b, c, d),
+        279 => remote::move_pages(args),
         247 => children::waitid(a, b, c, d, e),
         273 => process::set_robust_list(a, b),
         274 => process::get_robust_list(a, b, c),
         297 => signal::rt_tgsigqueueinfo(a, b, c, d),
+        305 => times::clock_adjtime(a, b),
         302 => process::prlimit64(a, b, c, d),
         309 => process::getcpu(a, b),
+        310 => remote::process_vm(args, false),
+        311 => remote::process_vm(args, true),
+        314 => process::sched_setattr(a, b, c),
+        315 => process::sched_getattr(a, b, c, d),
         318 => process::getrandom(a, b, c),
         322 => match exec::execveat(frame, args) {
             Ok(_) => return None,
@@ -141,8 +166,15 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         330 => Err(Errno::ENOSPC),
         331 => Err(Errno::EINVAL),
         334 => rseq::rseq(a, b, c, d),
+        424 => remote::pidfd_send_signal(a, b, c, d),
+        434 => remote::pidfd_open(a, b),
         435 => clone::clone3(frame, a, b),
-        440 => memory::process_madvise(args),
+        440 => remote::process_madvise(args),
+        448 => remote::process_mrelease(a, b),
+        449 => futex::waitv(a, b, c, d, e),
+        450 => memory::set_mempolicy_home_node(a, b, c, d),
+        // No shadow stacks on this machine.
+        453 => Err(Errno::EOPNOTSUPP),
         462 => memory::mseal(a, b, c),
         _ => match fs::syscall(number, &args) {
             Some(answer) => answer,

@@ -193,41 +193,153 @@ pub fn getcpu(cpu: u64, node: u64) -> Answer {
     Ok(0)
 }
 
-/// `sched_getscheduler`: all are alike.
-pub fn sched_getscheduler(id: u64) -> Answer {
-    on_thread(id, |_| 0)
+/// What a thread was told about how it is to be scheduled. What is set is what is got; all are scheduled alike.
+#[derive(Clone, Copy)]
+struct Scheduling {
+    policy: u32,
+    priority: u32,
+    nice: i32,
+    reset_on_fork: bool,
 }
 
-/// `sched_setscheduler`: to the ordinary policy, or to one with a priority, which is as the ordinary one here.
+impl Scheduling {
+    const RESET: u32 = 0x4000_0000;
+
+    fn of(thread: &Thread) -> Self {
+        let word = thread.scheduling.load(Ordering::Relaxed);
+        Self {
+            policy: word & 0xff,
+            priority: word >> 8 & 0xff,
+            nice: i32::from((word >> 16) as u8 as i8),
+            reset_on_fork: word & Self::RESET != 0,
+        }
+    }
+
+    fn set(self, thread: &Thread) {
+        let reset = if self.reset_on_fork { Self::RESET } else { 0 };
+        let word = self.policy | self.priority << 8 | u32::from(self.nice as i8 as u8) << 16 | reset;
+        thread.scheduling.store(word, Ordering::Relaxed);
+    }
+
+    fn check(self) -> Result<(), Errno> {
+        match self.policy {
+            0 | 3 | 5 if self.priority == 0 => Ok(()),
+            1 | 2 if (1..=99).contains(&self.priority) => Ok(()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+/// Changes how a thread is to be scheduled.
+fn reschedule(id: u64, change: impl FnOnce(Scheduling) -> Scheduling) -> Answer {
+    let own = current();
+    let (privileged, users) = (own.process().is_privileged(), own.process().user_ids());
+    let most = own.process().limit(14);
+    on_thread(id, |thread| {
+        let before = Scheduling::of(thread);
+        let after = change(before);
+        after.check()?;
+        if !privileged {
+            let real_time = matches!(after.policy, 1 | 2);
+            let allowed = !real_time
+                || u64::from(after.priority) <= most
+                || after.policy == before.policy && after.priority <= before.priority;
+            if !allowed || after.nice < before.nice || thread.process().user_ids()[1] != users[1] {
+                return Err(Errno::EPERM);
+            }
+        }
+        after.set(thread);
+        Ok(0)
+    })?
+}
+
+/// `sched_getscheduler`.
+pub fn sched_getscheduler(id: u64) -> Answer {
+    on_thread(id, |thread| {
+        let now = Scheduling::of(thread);
+        u64::from(now.policy | if now.reset_on_fork { Scheduling::RESET } else { 0 })
+    })
+}
+
+/// `sched_setscheduler`.
 pub fn sched_setscheduler(id: u64, policy: u64, param: u64) -> Answer {
-    let priority = user::read_value::<i32>(param)?;
-    let fits = match policy as u32 & !0x4000_0000 {
-        0 | 3 | 5 => priority == 0,
-        1 | 2 => (1..=99).contains(&priority),
-        _ => false,
-    };
-    if !fits {
+    if param == 0 || (policy as i32) < 0 || (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    if priority != 0 {
-        // Without real-time threads none can be made.
-        return Err(Errno::EPERM);
-    }
-    on_thread(id, |_| 0)
+    let priority = user::read_value::<u32>(param)?;
+    let policy = policy as u32;
+    let reset_on_fork = policy & Scheduling::RESET != 0;
+    let priority = if priority > 99 { 200 } else { priority };
+    reschedule(id, |now| {
+        let policy = (policy & !Scheduling::RESET).min(200);
+        Scheduling { policy, priority, reset_on_fork, ..now }
+    })
 }
 
 /// `sched_setparam`.
 pub fn sched_setparam(id: u64, param: u64) -> Answer {
-    if user::read_value::<i32>(param)? != 0 {
+    if param == 0 || (id as i32) < 0 {
         return Err(Errno::EINVAL);
     }
-    on_thread(id, |_| 0)
+    let priority = user::read_value::<u32>(param)?;
+    reschedule(id, |now| Scheduling { priority: priority.min(200), ..now })
 }
 
 /// `sched_getparam`.
 pub fn sched_getparam(id: u64, to: u64) -> Answer {
-    on_thread(id, |_| ())?;
-    user::write_value(to, 0i32)?;
+    if to == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let priority = on_thread(id, |thread| Scheduling::of(thread).priority)?;
+    user::write_value(to, priority)?;
+    Ok(0)
+}
+
+/// `sched_setattr`.
+pub fn sched_setattr(id: u64, at: u64, flags: u64) -> Answer {
+    if at == 0 || (id as i32) < 0 || flags as u32 != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let [size, policy]: [u32; 2] = user::read_value(at)?;
+    if size != 0 && !(48..=4096).contains(&size) {
+        user::write_value(at, 56u32)?;
+        return Err(Errno::E2BIG);
+    }
+    for offset in 56..u64::from(size) {
+        if user::read_value::<u8>(at + offset)? != 0 {
+            user::write_value(at, 56u32)?;
+            return Err(Errno::E2BIG);
+        }
+    }
+    let options: u64 = user::read_value(at + 8)?;
+    let [nice, priority]: [u32; 2] = user::read_value(at + 16)?;
+    if options & !0x7f != 0 || (policy as i32) < 0 {
+        return Err(Errno::EINVAL);
+    }
+    reschedule(id, |now| Scheduling {
+        policy: policy.min(200),
+        priority: priority.min(200),
+        nice: if matches!(policy, 0 | 3) { (nice as i32).clamp(-20, 19) } else { now.nice },
+        reset_on_fork: options & 1 != 0,
+    })
+}
+
+/// `sched_getattr`.
+pub fn sched_getattr(id: u64, to: u64, size: u64, flags: u64) -> Answer {
+    let size = size as u32;
+    if to == 0 || (id as i32) < 0 || flags as u32 != 0 || !(48..=4096).contains(&size) {
+        return Err(Errno::EINVAL);
+    }
+    let now = on_thread(id, Scheduling::of)?;
+    let written = size.min(56);
+    let mut words = [0u32; 14];
+    (words[0], words[1], words[2]) = (written, now.policy, u32::from(now.reset_on_fork));
+    (words[4], words[5]) = (now.nice as u32, now.priority);
+    let mut bytes = [0; 56];
+    for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    user::write(to, &bytes[..written as usize])?;
     Ok(0)
 }
 
@@ -247,14 +359,53 @@ pub fn sched_rr_get_interval(id: u64, to: u64) -> Answer {
     Ok(0)
 }
 
-/// `getpriority`: 20 less the nice value, which is 0.
-pub fn getpriority(which: u64, _: u64) -> Answer {
-    if which > 2 { Err(Errno::EINVAL) } else { Ok(20) }
+/// Runs `act` on the threads that `which` and `id` mean (`PRIO_PROCESS`, `_PGRP`, `_USER`); whether there was one.
+fn on_all(which: u64, id: u64, mut act: impl FnMut(&Thread)) -> Result<(), Errno> {
+    let own = current();
+    let tree = tree();
+    let group = |process: u32| tree.process(process).map_or(0, |node| node.group);
+    let id = id as u32;
+    let mut any = false;
+    for thread in tree.threads() {
+        let process = thread.process();
+        let meant = match which as u32 {
+            0 if id == 0 => thread.id() == own.id(),
+            0 => thread.id() == id,
+            1 if id == 0 => group(process.id()) == group(own.process().id()),
+            1 => group(process.id()) == id,
+            2 if id == 0 => process.user_ids()[0] == own.process().user_ids()[0],
+            2 => process.user_ids()[0] == id,
+            _ => return Err(Errno::EINVAL),
+        };
+        if meant {
+            any = true;
+            act(thread);
+        }
+    }
+    if any { Ok(()) } else { Err(Errno::ESRCH) }
 }
 
-/// `setpriority`: taken and ignored, as all threads are alike.
-pub fn setpriority(which: u64, _: u64) -> Answer {
-    if which > 2 { Err(Errno::EINVAL) } else { Ok(0) }
+/// `getpriority`: 20 less the least nice value.
+pub fn getpriority(which: u64, id: u64) -> Answer {
+    let mut least = 19;
+    on_all(which, id, |thread| least = least.min(Scheduling::of(thread).nice))?;
+    Ok((20 - least) as u64)
+}
+
+/// `setpriority`: kept, and got back.
+pub fn setpriority(which: u64, id: u64, nice: u64) -> Answer {
+    let nice = (nice as i32).clamp(-20, 19);
+    let privileged = current().process().is_privileged();
+    let mut result = Ok(0);
+    on_all(which, id, |thread| {
+        let now = Scheduling::of(thread);
+        if nice < now.nice && !privileged {
+            result = Err(Errno::EACCES);
+        } else {
+            Scheduling { nice, ..now }.set(thread);
+        }
+    })?;
+    result
 }
 
 /// `getrandom`.
@@ -354,6 +505,17 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
     const SET_NO_NEW_PRIVS: u64 = 38;
     const GET_NO_NEW_PRIVS: u64 = 39;
     const GET_TID_ADDRESS: u64 = 40;
+    const SET_MDWE: u64 = 65;
+    const GET_MDWE: u64 = 66;
+    const GET_SECCOMP: u64 = 21;
+    const GET_TIMING: u64 = 13;
+    const KEEP_CAPABILITIES: u64 = 7;
+    const GET_SECURITY_BITS: u64 = 27;
+    const READ_BOUND: u64 = 23;
+    const GET_TSC: u64 = 25;
+    const SET_TIMER_SLACK: u64 = 29;
+    const GET_TIMER_SLACK: u64 = 30;
+    const SET_PTRACER: u64 = 0x5961_6d61;
     const SET_THP_DISABLE: u64 = 41;
     const GET_THP_DISABLE: u64 = 42;
     let thread = current();
@@ -399,6 +561,29 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
             user::write_value(a, thread.private().clear_child_tid)?;
             Ok(0)
         }
+        KEEP_CAPABILITIES | GET_SECURITY_BITS | GET_SECCOMP | GET_TIMING => Ok(0),
+        READ_BOUND if a <= 40 => Ok(1),
+        SET_TIMER_SLACK => {
+            thread.change(|own| own.timer_slack = a);
+            Ok(0)
+        }
+        GET_TIMER_SLACK => Ok(match thread.private().timer_slack {
+            0 => 50_000,
+            slack => slack,
+        }),
+        SET_PTRACER => Ok(0),
+        GET_TSC => user::write_value(a, 1u32).map(|()| 0),
+        SET_MDWE if a & !3 != 0 || a == 2 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        SET_MDWE => {
+            let now = process.no_new_code.load(Ordering::Relaxed);
+            if now != 0 && now as u64 != a {
+                return Err(Errno::EPERM);
+            }
+            process.no_new_code.store(a as u32, Ordering::Relaxed);
+            Ok(0)
+        }
+        GET_MDWE if a != 0 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        GET_MDWE => Ok(process.no_new_code.load(Ordering::Relaxed).into()),
         // How huge pages are made is the command line's to say, for all.
         SET_THP_DISABLE => Err(Errno::EINVAL),
         GET_THP_DISABLE => Ok(0),

@@ -20,6 +20,67 @@ pub fn clock_gettime(id: u64, to: u64) -> Answer {
     Ok(0)
 }
 
+/// `clock_settime`. Who sleeps until a time of the clock goes on sleeping as long as it was to be when it began.
+pub fn clock_settime(id: u64, from: u64) -> Answer {
+    if id as i32 != 0 {
+        // The others cannot be set, or are not there.
+        time::clock(id, &current())?;
+        return Err(Errno::EINVAL);
+    }
+    let to = Timespec::read(from)?.duration()?;
+    if !current().process().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    if to < arch::now() {
+        return Err(Errno::EINVAL);
+    }
+    arch::set_realtime(to);
+    Ok(0)
+}
+
+/// `adjtimex`: the clock runs by itself, and nothing corrects it.
+pub fn adjtimex(at: u64) -> Answer {
+    const UNSYNCHRONISED: i64 = 0x40;
+    const ERROR: u64 = 5;
+    const SET_OFFSET: u32 = 0x100;
+    const NANOSECONDS: u32 = 0x2000;
+    const STATUS_NANOSECONDS: i64 = 0x2000;
+    let modes: u32 = user::read_value(at)?;
+    if modes != 0 && !current().process().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    let tick: i64 = user::read_value(at + 88)?;
+    if modes & 0x4000 != 0 && !(9000..=11000).contains(&tick) {
+        return Err(Errno::EINVAL);
+    }
+    if modes & SET_OFFSET != 0 {
+        let [seconds, part]: [i64; 2] = user::read_value(at + 72)?;
+        let scale = if modes & NANOSECONDS != 0 { 1 } else { 1000 };
+        let by = seconds.saturating_mul(SECOND as i64).saturating_add(part.saturating_mul(scale));
+        arch::set_realtime(arch::realtime().saturating_add_signed(by).max(arch::now()));
+    }
+    let now = arch::realtime();
+    let mut words = [0i64; 26];
+    words[0] = i64::from(modes);
+    // Errors in us, status, accuracy, tolerance, the time, us a tick.
+    (words[3], words[4]) = (16_000_000, 16_000_000);
+    words[5] = UNSYNCHRONISED | STATUS_NANOSECONDS;
+    (words[6], words[7], words[8]) = (2, 1, 32_768_000);
+    (words[9], words[10]) = ((now / SECOND) as i64, (now % SECOND) as i64);
+    words[11] = 10_000;
+    user::write_value(at, words)?;
+    Ok(ERROR)
+}
+
+/// `clock_adjtime`.
+pub fn clock_adjtime(id: u64, at: u64) -> Answer {
+    if id as i32 != 0 {
+        time::clock(id, &current())?;
+        return Err(Errno::EOPNOTSUPP);
+    }
+    adjtimex(at)
+}
+
 /// `clock_getres`.
 pub fn clock_getres(id: u64, to: u64) -> Answer {
     time::clock(id, &current())?;

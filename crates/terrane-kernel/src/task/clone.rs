@@ -199,6 +199,7 @@ fn start(frame: &TrapFrame, request: Request) -> Result<u64, Errno> {
     }
     // SAFETY: the thread does not run yet, so the top of its stack is ours.
     unsafe { thread.user_frame().write(registers) };
+    thread.scheduling.store(me.scheduling.load(Ordering::Relaxed), Ordering::Relaxed);
     thread.affinity.store(me.affinity.load(Ordering::Relaxed), Ordering::Relaxed);
     let fs_base = if has(SETTLS) { request.tls } else { me.fs_base.load(Ordering::Relaxed) };
     thread.fs_base.store(fs_base, Ordering::Relaxed);

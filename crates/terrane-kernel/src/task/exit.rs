@@ -22,6 +22,7 @@ pub fn group(exit: Exit) -> ! {
     let thread = current();
     thread.process().begin_exit(exit);
     tell_others(&thread);
+    crate::fs::userfault::space_ends(thread.space());
     thread_only(&thread)
 }
 

@@ -31,6 +31,7 @@ use crate::errno::Errno;
 use crate::mm;
 use crate::user;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::ptr;
 
 const WAIT: u64 = 0;
@@ -38,6 +39,10 @@ const WAKE: u64 = 1;
 const REQUEUE: u64 = 3;
 const CMP_REQUEUE: u64 = 4;
 const WAKE_OP: u64 = 5;
+const LOCK_PI: u64 = 6;
+const UNLOCK_PI: u64 = 7;
+const TRYLOCK_PI: u64 = 8;
+const LOCK_PI2: u64 = 13;
 const WAIT_BITSET: u64 = 9;
 const WAKE_BITSET: u64 = 10;
 const PRIVATE: u64 = 128;
@@ -314,7 +319,7 @@ pub fn futex(args: [u64; 6]) -> Result<u64, Errno> {
     let options = operation & (PRIVATE | CLOCK_REALTIME);
     let command = operation & 0xffff_ffff & !(PRIVATE | CLOCK_REALTIME);
     let private = options & PRIVATE != 0;
-    if options & CLOCK_REALTIME != 0 && command != WAIT_BITSET {
+    if options & CLOCK_REALTIME != 0 && !matches!(command, WAIT_BITSET | LOCK_PI2) {
         return Err(Errno::ENOSYS);
     }
     let key = |at: u64| Key::of(at, private);
@@ -348,7 +353,148 @@ pub fn futex(args: [u64; 6]) -> Result<u64, Errno> {
             }
             Ok(woken.into())
         }
+        LOCK_PI | LOCK_PI2 => {
+            let deadline = match timeout {
+                0 => None,
+                at => {
+                    let real = command == LOCK_PI || options & CLOCK_REALTIME != 0;
+                    let clock = if real { time::CLOCK_REALTIME } else { time::CLOCK_MONOTONIC };
+                    Some(time::deadline(clock, Timespec::read(at)?.duration()?)?)
+                }
+            };
+            lock_pi(at, private, deadline, false)
+        }
+        TRYLOCK_PI => lock_pi(at, private, None, true),
+        UNLOCK_PI => unlock_pi(at, private),
         _ => Err(Errno::ENOSYS),
+    }
+}
+
+/// Takes the lock at `at`, which holds its owner's number and whether somebody waits (`FUTEX_LOCK_PI`).
+///
+/// As all threads are scheduled alike, the owner inherits nothing. The word is what both sides change; who finds it taken marks it and waits until
+/// it is given the lock, or finds it free.
+fn lock_pi(at: u64, private: bool, deadline: Option<u64>, tries: bool) -> Result<u64, Errno> {
+    let thread = current();
+    let id = thread.id();
+    let key = Key::of(at, private)?;
+    loop {
+        let word = user::load_u32(at)?;
+        let owner = word & OWNER;
+        if owner == id {
+            return Err(Errno::EDEADLK);
+        }
+        if owner == 0 {
+            let mark = word & (OWNER_DIED | WAITERS);
+            if user::compare_exchange_u32(at, word, id | mark)?.is_ok() {
+                return Ok(0);
+            }
+            continue;
+        }
+        if tries {
+            return Err(Errno::EAGAIN);
+        }
+        let marked = word | WAITERS;
+        if marked != word && user::compare_exchange_u32(at, word, marked)?.is_err() {
+            continue;
+        }
+        if super::tree::tree().thread(owner).is_none() {
+            return Err(Errno::ESRCH);
+        }
+        match wait(at, key, marked, ANY, deadline) {
+            Ok(_) | Err(Errno::EAGAIN) => {}
+            // As on Linux: begun anew behind any handler.
+            Err(Errno::EINTR) => return Err(Errno::ERESTARTNOINTR),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Releases it (`FUTEX_UNLOCK_PI`), and wakes one who waits, who takes it.
+fn unlock_pi(at: u64, private: bool) -> Result<u64, Errno> {
+    let id = current().id();
+    let key = Key::of(at, private)?;
+    loop {
+        let word = user::load_u32(at)?;
+        if word & OWNER != id {
+            return Err(Errno::EPERM);
+        }
+        // The mark stays until somebody takes it who finds nobody waiting; until then each release wakes one.
+        if user::compare_exchange_u32(at, word, word & WAITERS)?.is_ok() {
+            if wake(key, 1, ANY) == 0 && word & WAITERS != 0 {
+                let _ = user::compare_exchange_u32(at, WAITERS, 0)?;
+            }
+            return Ok(0);
+        }
+    }
+}
+
+/// Words that `futex_waitv` takes at most.
+const MANY: u64 = 128;
+
+/// `futex_waitv`: waits until one of several words is woken; which.
+pub fn waitv(list: u64, count: u64, flags: u64, timeout: u64, clock: u64) -> Result<u64, Errno> {
+    const SIZE_32: u32 = 2;
+    const PRIVATE_FLAG: u32 = 128;
+    if flags as u32 != 0 || count == 0 || count > MANY || list == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let deadline = match timeout {
+        0 => None,
+        _ if clock as i32 != 0 && clock as i32 != 1 => return Err(Errno::EINVAL),
+        at => Some(time::deadline(clock, Timespec::read(at)?.duration()?)?),
+    };
+    let thread = current();
+    let mut waiters: Vec<Waiter> = Vec::new();
+    let mut words: Vec<(u64, u32)> = Vec::new();
+    waiters.try_reserve_exact(count as usize)?;
+    words.try_reserve_exact(count as usize)?;
+    for nth in 0..count {
+        let [value, at] = user::read_value::<[u64; 2]>(list.wrapping_add(24 * nth))?;
+        let [flags, reserved] = user::read_value::<[u32; 2]>(list.wrapping_add(24 * nth + 16))?;
+        if flags & !(SIZE_32 | PRIVATE_FLAG) != 0 || flags & 3 != SIZE_32 || reserved != 0 || value >> 32 != 0
+        {
+            return Err(Errno::EINVAL);
+        }
+        let key = Key::of(at, flags & PRIVATE_FLAG != 0)?;
+        words.push((at, value as u32));
+        waiters.push(Waiter {
+            link: Link::new(),
+            thread: ptr::from_ref::<Thread>(&thread),
+            key: Cell::new(key),
+            bucket: AtomicUsize::new(key.bucket()),
+            bits: ANY,
+            woken: AtomicBool::new(false),
+        });
+    }
+    for waiter in &waiters {
+        // SAFETY: all leave before this function returns, and the list does not grow any more.
+        unsafe { waiter.enter() };
+    }
+    let differs = words.iter().map(|&(at, value)| match user::load_u32(at) {
+        Ok(now) if now == value => Ok(()),
+        Ok(_) => Err(Errno::EAGAIN),
+        Err(error) => Err(error),
+    });
+    let result = match differs.collect::<Result<(), Errno>>() {
+        Ok(()) => {
+            wait::on_any(&[], deadline, || waiters.iter().any(|waiter| waiter.woken.load(Ordering::Acquire)))
+                .map_err(|wake| match wake {
+                    Wake::Timeout => Errno::ETIMEDOUT,
+                    Wake::Signal => Errno::ERESTARTSYS,
+                })
+        }
+        Err(error) => Err(error),
+    };
+    let mut first = None;
+    for (nth, waiter) in waiters.iter().enumerate() {
+        if waiter.leave() {
+            first = first.or(Some(nth as u64));
+        }
+    }
+    match first {
+        Some(nth) => Ok(nth),
+        None => result.and(Err(Errno::EAGAIN)),
     }
 }
 

@@ -121,6 +121,8 @@ pub struct Process {
     /// `PR_SET_DUMPABLE`, `PR_SET_CHILD_SUBREAPER`, `PR_SET_NO_NEW_PRIVS`: what is set is what is got.
     pub dumpable: AtomicU32,
     pub no_new_privileges: AtomicBool,
+    /// `PR_SET_MDWE`: memory is not to become executable that was not so when it was mapped.
+    pub no_new_code: AtomicU32,
     /// It may use `MEMBARRIER_CMD_PRIVATE_EXPEDITED`…: those that it has registered for.
     pub barriers: AtomicU32,
     /// `execve` has been here since it was forked (`setpgid` of a child looks).
@@ -166,6 +168,7 @@ impl Process {
             personality: AtomicU32::new(0),
             dumpable: AtomicU32::new(1),
             no_new_privileges: AtomicBool::new(false),
+            no_new_code: AtomicU32::new(0),
             barriers: AtomicU32::new(0),
             has_execed: AtomicBool::new(false),
             ids: Lock::new([[0; 3]; 2]),
@@ -188,6 +191,9 @@ impl Process {
         self.personality.store(personality, Ordering::Relaxed);
         let locked = parent.no_new_privileges.load(Ordering::Relaxed);
         self.no_new_privileges.store(locked, Ordering::Relaxed);
+        let code = parent.no_new_code.load(Ordering::Relaxed);
+        // The second bit: not for children.
+        self.no_new_code.store(if code & 2 != 0 { 0 } else { code }, Ordering::Relaxed);
         self.barriers.store(parent.barriers.load(Ordering::Relaxed), Ordering::Relaxed);
         *self.ids.lock() = *parent.ids.lock();
         *self.program.lock() = parent.program.lock().clone();

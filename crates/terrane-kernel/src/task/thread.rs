@@ -38,6 +38,9 @@ pub struct Thread {
     pub on_cpu: AtomicBool,
     /// Where it runs or ran last.
     pub cpu: AtomicU32,
+    /// What `sched_setscheduler` has set: the policy, the priority in the next byte, the nice value in the third. What is set is what is got:
+    /// all threads are scheduled alike.
+    pub scheduling: AtomicU32,
     /// CPUs on which it may run: a mask.
     pub affinity: AtomicU64,
     /// Its time for the scheduler, in ns.
@@ -117,6 +120,10 @@ pub struct Private {
     pub exit_code: u8,
     /// `PR_SET_NAME`.
     pub name: [u8; 16],
+    /// Calls that may make VMAs before it looks how many there are.
+    pub maps_before_look: u32,
+    /// `PR_SET_TIMERSLACK`, in ns; 0 for the usual.
+    pub timer_slack: u64,
 }
 
 // SAFETY: the link is the first field.
@@ -147,6 +154,7 @@ impl Thread {
             state: AtomicU32::new(sched::RUNNING),
             on_cpu: AtomicBool::new(false),
             cpu: AtomicU32::new(0),
+            scheduling: AtomicU32::new(0),
             affinity: AtomicU64::new(u64::MAX),
             virtual_time: AtomicU64::new(0),
             ran: AtomicU64::new(0),

@@ -86,6 +86,10 @@ pub fn clock(id: u64, thread: &Thread) -> Result<u64, Errno> {
         3 => thread.run_time(),
         // Of another process or thread: the number is in the upper bits, turned around.
         id if id < 0 => {
+            // Of a time that there is: in all, of the program, of the scheduler; the fourth would be of a descriptor.
+            if id & 3 == 3 {
+                return Err(Errno::EINVAL);
+            }
             let number = !(id >> 3) as u32;
             let of_thread = id & 4 != 0;
             let tree = tree();

@@ -11,6 +11,7 @@
 //! | `sweep`, `share` | what changes and `fork` do to the entries of the page table |
 //! | `carry` | what moves do to the entries of the page table |
 //! | [`linux`] | the calls by Linux's numbers |
+//! | `pagemap` | what is behind each page |
 //! | `footprint` | how much memory a mapping holds |
 //! | `accounts` | limits, and the memory that was promised |
 //! | `grow` | stacks that grow |
@@ -45,6 +46,7 @@ mod listing;
 mod lock;
 mod map;
 mod mincore;
+mod pagemap;
 mod place;
 mod policy;
 mod program;
@@ -66,6 +68,7 @@ pub use footprint::{Footprint, Share};
 pub use listing::{Backing, Listing, Mapping};
 pub use lock::{LockAllFlags, LockFlags};
 pub use map::MapRequest;
+pub use pagemap::PageState;
 pub use policy::{Policy, PolicyFlags, PolicyMode};
 pub use program::Program;
 pub use sync::SyncFlags;

@@ -228,6 +228,11 @@ impl<H: Host> UserFaults<H> {
         }
     }
 
+    /// True when there is an event that nobody has read.
+    pub fn has_events(&self) -> bool {
+        self.0.context.queue.has_unread()
+    }
+
     /// The same, but waits for an event. Returns 0 after [`interrupt`](Self::interrupt), and may do so for no reason.
     ///
     /// # Errors

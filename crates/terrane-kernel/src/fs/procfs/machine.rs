@@ -185,10 +185,8 @@ fn mem_info(out: &mut Text, prefix: &str) -> fmt::Result {
     for (name, bytes) in lines {
         writeln!(out, "{prefix}{:<15} {:>8} kB", Name(name), bytes >> 10)?;
     }
-    for name in ["HugePages_Total", "HugePages_Free", "HugePages_Rsvd", "HugePages_Surp"] {
-        writeln!(out, "{prefix}{:<15} {:>8}", Name(name), 0)?;
-    }
-    writeln!(out, "{prefix}Hugepagesize:       2048 kB\n{prefix}Hugetlb:               0 kB")
+    // Nothing of pools of huge pages: there is none, as on a Linux that is built without.
+    Ok(())
 }
 
 /// A name with a colon behind it, padded as a whole.

@@ -297,6 +297,33 @@ impl Entry {
         }
     }
 
+    /// True for what is too large for a text: it is read where it is asked for.
+    pub fn is_memory(self) -> bool {
+        matches!(self, Entry::File(_, _, ProcessFile::Memory | ProcessFile::PageMap))
+    }
+
+    /// Reads from it, where it [is memory](Self::is_memory).
+    ///
+    /// # Errors
+    /// As [`process::read_memory`].
+    pub fn read_memory(self, offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+        match self {
+            Entry::File(pid, _, file) => process::read_memory(pid, file, offset, buffer),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Writes to it, where it is memory.
+    ///
+    /// # Errors
+    /// As [`process::read_memory`]; `EINVAL`.
+    pub fn write_memory(self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        match self {
+            Entry::File(pid, _, ProcessFile::Memory) => process::write_memory(pid, offset, bytes),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
     /// The text that it reads now.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use crate::mm;
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
 use terrane::PAGE_SIZE;
+use terrane::space::PageState;
 use terrane::text::{self, Status, TextError};
 
 macro_rules! files {
@@ -50,6 +51,10 @@ files! {
     SchedulerStat b"schedstat" 0o444;
     Io b"io" 0o400;
     CoreFilter b"coredump_filter" 0o644;
+    Memory b"mem" 0o600;
+    PageMap b"pagemap" 0o400;
+    ClearReferences b"clear_refs" 0o200;
+    WaitChannel b"wchan" 0o444;
 }
 
 /// A link.
@@ -110,6 +115,10 @@ pub fn name_of(file: &OpenFile) -> Result<Vec<u8>, Errno> {
         Kind::Event(_) => write!(text, "anon_inode:[eventfd]"),
         Kind::Timer(_) => write!(text, "anon_inode:[timerfd]"),
         Kind::Epoll(_) => write!(text, "anon_inode:[eventpoll]"),
+        Kind::Signals(_) => write!(text, "anon_inode:[signalfd]"),
+        Kind::UserFault(_) => write!(text, "anon_inode:[userfaultfd]"),
+        Kind::Socket(_) => write!(text, "socket:[{number}]"),
+        Kind::Process(_) => write!(text, "anon_inode:[pidfd]"),
         _ => {
             text.bytes = copy(&file.path)?;
             let gone = file.node.attributes.lock().links == 0;
@@ -186,6 +195,10 @@ impl ProcessFile {
                 names.iter().try_for_each(|name| writeln!(out, "{name}: 0")).map_err(no_memory)
             }
             ProcessFile::CoreFilter => out.write_str("00000033\n").map_err(no_memory),
+            ProcessFile::WaitChannel => out.write_str("0").map_err(no_memory),
+            ProcessFile::ClearReferences => Err(Errno::EINVAL),
+            // Read where they are asked for, not as a whole.
+            ProcessFile::Memory | ProcessFile::PageMap => Err(Errno::EINVAL),
         }
     }
 
@@ -207,9 +220,64 @@ impl ProcessFile {
             }
             // There are no core files.
             ProcessFile::CoreFilter => Ok(()),
+            // Nobody keeps which pages were touched since.
+            ProcessFile::ClearReferences if (1..=5).contains(&value()?) => Ok(()),
+            ProcessFile::ClearReferences => Err(Errno::EINVAL),
             _ => Err(Errno::EIO),
         }
     }
+}
+
+/// Reads from the pages of a process (`/proc/PID/mem`), or what its page table says of each (`pagemap`), 8 bytes a page.
+///
+/// # Errors
+/// `ESRCH`, `EACCES`; `EIO` where nothing is mapped; `EINVAL` for a part of a page's word.
+pub fn read_memory(pid: u32, file: ProcessFile, offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
+    let space = current::space_of(pid)?;
+    if file == ProcessFile::Memory {
+        return crate::syscall::memory_of(&space, offset, buffer, false);
+    }
+    const WORD: usize = 8;
+    if !offset.is_multiple_of(WORD as u64) || !buffer.len().is_multiple_of(WORD) {
+        return Err(Errno::EINVAL);
+    }
+    let end = crate::fs::abi::USER_END / PAGE_SIZE;
+    let first = offset / WORD as u64;
+    let count = (buffer.len() / WORD).min(end.saturating_sub(first) as usize);
+    let mut states = Vec::new();
+    states.try_reserve_exact(count.min(512))?;
+    for (nth, part) in buffer[..count * WORD].chunks_mut(512 * WORD).enumerate() {
+        states.clear();
+        states.resize(part.len() / WORD, PageState::default());
+        let at = (first + 512 * nth as u64) * PAGE_SIZE;
+        mm::with_cpu(|cpu| space.pagemap(cpu, at, &mut states))?;
+        for (place, state) in part.chunks_exact_mut(WORD).zip(&states) {
+            place.copy_from_slice(&word_of(state).to_ne_bytes());
+        }
+    }
+    Ok(count * WORD)
+}
+
+fn word_of(state: &PageState) -> u64 {
+    let bit = |set: bool, bit: u32| u64::from(set) << bit;
+    let frame = state.frame.map_or(0, |frame| u64::from(frame.0));
+    frame
+        | bit(state.exclusive, 56)
+        | bit(state.protected, 57)
+        | bit(state.guard, 58)
+        | bit(state.shared, 61)
+        | bit(state.swapped, 62)
+        | bit(state.frame.is_some(), 63)
+}
+
+/// Writes to the pages of a process.
+///
+/// # Errors
+/// As [`read_memory`].
+pub fn write_memory(pid: u32, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+    let space = current::space_of(pid)?;
+    let mut copy = copy(bytes)?;
+    crate::syscall::memory_of(&space, offset, &mut copy, true)
 }
 
 /// The sizes of a process's memory, zeros once it has ended; and the number of its mappings.

@@ -5,6 +5,7 @@ use super::machine::Memory;
 use crate::arch;
 use crate::errno::Errno;
 use crate::mm;
+use crate::syscall::memory::MAP_COUNT_MAX;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering};
 use terrane::commit::Overcommit;
@@ -81,6 +82,7 @@ impl Setting {
                 self,
                 Setting::DropCaches
                     | Setting::CompactMemory
+                    | Setting::MaxMapCount
                     | Setting::HugePages
                     | Setting::OvercommitHugePages
                     | Setting::HugePagePolicy
@@ -102,8 +104,7 @@ impl Setting {
         let pages = mm::machine().frames().total() as u64;
         let last_cpu = arch::cpu_count() - 1;
         match self {
-            // There is no limit.
-            Setting::MaxMapCount => writeln!(out, "{}", i32::MAX),
+            Setting::MaxMapCount => writeln!(out, "{}", MAP_COUNT_MAX.load(Ordering::Relaxed)),
             Setting::MinimumAddress => writeln!(out, "{}", mm::space_config().range.start),
             Setting::HugePagePolicy => out.write_str(match mm::space_config().huge_pages {
                 terrane::space::HugePages::Always => "[always] madvise never\n",
@@ -161,6 +162,14 @@ impl Setting {
             Setting::DropCaches | Setting::CompactMemory => {
                 value()?;
                 mm::with_cpu(|cpu| cpu.quiesce());
+                Ok(())
+            }
+            Setting::MaxMapCount => {
+                let value = value()?;
+                if value > i32::MAX as u64 {
+                    return Err(Errno::EINVAL);
+                }
+                MAP_COUNT_MAX.store(value, Ordering::Relaxed);
                 Ok(())
             }
             // There is no pool: it stays at zero, as where Linux has no memory for one.

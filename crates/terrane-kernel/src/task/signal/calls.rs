@@ -1,18 +1,19 @@
 //! The system calls about signals.
 
 use super::{
-    Action, AlternateStack, COUNT, Info, SI_TKILL, SI_USER, Set, frame, is_ignored, send_to_process,
-    send_to_thread,
+    Action, AlternateStack, COUNT, Info, SI_TKILL, SI_USER, SIGCONT, SIGKILL, Set, frame, is_ignored,
+    send_to_process, send_to_thread,
 };
 use crate::arch::TrapFrame;
 use crate::errno::Errno;
 use crate::task::process::Process;
 use crate::task::thread::{CurrentThread, current};
 use crate::task::time::Timespec;
-use crate::task::tree::tree;
+use crate::task::tree::{Tree, tree};
 use crate::task::wait::{self, Wake};
 use crate::user;
 use core::sync::atomic::Ordering;
+use terrane::sync::Shared;
 
 pub const SS_ONSTACK: u32 = 1;
 pub const SS_DISABLE: u32 = 2;
@@ -229,6 +230,24 @@ pub fn set_alternate_stack(thread: &CurrentThread, new: AlternateStack, sp: u64)
     Ok(())
 }
 
+/// Whether the caller may send `signal` to `process`: as root, with its user's number, or to let one of its own session go on.
+fn may_send(tree: &Tree, process: &Process, signal: u32) -> bool {
+    let own = current();
+    let [real, effective, _] = own.process().user_ids();
+    let [their_real, _, their_saved] = process.user_ids();
+    let session = |id: u32| tree.process(id).map(|node| node.session);
+    own.process().is_privileged()
+        || [real, effective].iter().any(|id| [their_real, their_saved].contains(id))
+        || signal == SIGCONT && session(own.process().id()) == session(process.id())
+}
+
+/// Whoever waits for a handler of user faults cannot be ended by a signal: where one ends the process, the handlers go first.
+fn release(process: Option<Shared<Process>>) {
+    if let Some(space) = process.and_then(|process| process.space()) {
+        crate::fs::userfault::space_ends(&space);
+    }
+}
+
 /// `kill`.
 pub fn kill(id: u64, signal: u64) -> Answer {
     let signal = check_signal(signal)?;
@@ -238,7 +257,11 @@ pub fn kill(id: u64, signal: u64) -> Answer {
     let info = Info::from_process(signal, SI_USER, my_id);
     let tree = tree();
     let my_group = tree.process(my_id).map_or(0, |node| node.group);
-    let mut any = false;
+    if id == 1 {
+        // The parent of the first process. It takes nothing amiss.
+        return if me.process().is_privileged() { Ok(0) } else { Err(Errno::EPERM) };
+    }
+    let (mut any, mut allowed, mut killed) = (false, false, None);
     for node in tree.processes() {
         let process = node.process.id();
         let meant = match id {
@@ -251,8 +274,15 @@ pub fn kill(id: u64, signal: u64) -> Answer {
             continue;
         }
         any = true;
+        if !may_send(&tree, &node.process, signal) {
+            continue;
+        }
+        allowed = true;
         if signal != 0 && !node.is_zombie() {
             send_to_process(&tree, &node.process, info)?;
+            if signal == SIGKILL {
+                killed = Some(node.process.clone());
+            }
         }
     }
     // A thread's number names its process, too.
@@ -260,12 +290,21 @@ pub fn kill(id: u64, signal: u64) -> Answer {
         && id > 0
         && let Some(thread) = tree.thread(id as u32)
     {
-        any = true;
-        if signal != 0 {
+        (any, allowed) = (true, may_send(&tree, thread.process(), signal));
+        if allowed && signal != 0 {
             send_to_process(&tree, thread.process(), info)?;
+            if signal == SIGKILL {
+                killed = Some(thread.process().clone());
+            }
         }
     }
-    if any { Ok(0) } else { Err(Errno::ESRCH) }
+    drop(tree);
+    release(killed);
+    match (any, allowed) {
+        (_, true) => Ok(0),
+        (true, false) => Err(Errno::EPERM),
+        (false, false) => Err(Errno::ESRCH),
+    }
 }
 
 /// `tgkill`; `tkill` with a group of `None`.
@@ -284,9 +323,15 @@ fn send_to_one(group: Option<u64>, id: u64, info: Info) -> Answer {
     if group.is_some_and(|group| thread.process().id() != group as u32) {
         return Err(Errno::ESRCH);
     }
+    if !may_send(&tree, thread.process(), info.signal) {
+        return Err(Errno::EPERM);
+    }
+    let process = (info.signal == SIGKILL).then(|| thread.process().clone());
     if info.signal != 0 {
         send_to_thread(&tree, thread, info)?;
     }
+    drop(tree);
+    release(process);
     Ok(0)
 }
 
@@ -304,8 +349,18 @@ fn read_info(signal: u64, at: u64, target: &dyn Fn(&Process) -> bool) -> Result<
 /// `rt_sigqueueinfo`.
 pub fn rt_sigqueueinfo(id: u64, signal: u64, at: u64) -> Answer {
     let info = read_info(signal, at, &|process| process.id() == id as u32)?;
+    if id as u32 == 1 {
+        return if current().process().is_privileged() { Ok(0) } else { Err(Errno::EPERM) };
+    }
+    {
+        let tree = tree();
+        let node = tree.process(id as u32).ok_or(Errno::ESRCH)?;
+        if !may_send(&tree, &node.process, info.signal) {
+            return Err(Errno::EPERM);
+        }
+    }
     if info.signal == 0 {
-        return tree().process(id as u32).map(|_| 0).ok_or(Errno::ESRCH);
+        return Ok(0);
     }
     super::send_to(id as u32, info).map(|()| 0)
 }

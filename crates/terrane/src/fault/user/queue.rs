@@ -264,6 +264,11 @@ impl<H: Host> Queue<H> {
         Some(count)
     }
 
+    /// True when there are events that nobody has read.
+    pub fn has_unread(&self) -> bool {
+        !self.state.lock().unread.is_empty()
+    }
+
     /// The same, but waits until there is an event (or [`interrupt`](Self::interrupt) is called: 0 then). Not while pinned.
     pub fn read_or_wait(&self, host: &H, cpu: CpuId, events: &mut [UserEvent]) -> Option<usize> {
         let count = self.read(host, events)?;
