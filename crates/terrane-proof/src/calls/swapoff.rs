@@ -41,11 +41,6 @@ fn reclaim_and_a_device_that_goes() {
     check(FEW, against_reclaim_of_memory);
 }
 
-#[test]
-fn who_takes_a_slot_looks_at_the_device_after() {
-    check_caught("swap_slot_of_closed", USUAL, against_reclaim_of_memory);
-}
-
 /// Two need a private page that is on the device: they bring it back, or the device's end does, or all of them. No store is lost, and who reads
 /// is waited for.
 fn against_faults() {

@@ -341,11 +341,10 @@ impl Swap {
     /// Takes a slot for a private page; `None` when all are in use, or there is no device.
     pub(crate) fn begin<H: Host>(&self, ram: &Ram<'_, H>) -> Option<u64> {
         self.areas().filter(|area| area.is_on()).find_map(|area| {
-            linger!("swap_slot_of_closed");
             let number = area.slots.allocate(ram.pin.cpu())?;
             // Dekker's pattern: slot taken, fence, device looked at; device marked, fence, slots looked at.
             fence(Ordering::SeqCst);
-            if mutant!("swap_slot_of_closed", area.is_on(), true) {
+            if area.is_on() {
                 return Some(number);
             }
             self.cancel(ram, number);
