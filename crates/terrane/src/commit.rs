@@ -10,6 +10,7 @@
 //! as on Linux, whose counter is summed in batches.
 
 use crate::addr::PAGE_SHIFT;
+use crate::error::OutOfMemory;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{CpuId, Tally};
 
@@ -41,8 +42,12 @@ const NONE: u64 = u64::MAX;
 
 impl Commit {
     /// Nothing promised, on a machine of so many pages; [`Overcommit::Always`].
-    pub fn new(memory: u64) -> Self {
-        Self { pages: Tally::new(), request: AtomicU64::new(NONE), total: AtomicU64::new(NONE), memory }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn try_new(memory: u64) -> Result<Self, OutOfMemory> {
+        let pages = Tally::try_new()?;
+        Ok(Self { pages, request: AtomicU64::new(NONE), total: AtomicU64::new(NONE), memory })
     }
 
     /// Sets the mode, for requests from now on.
@@ -92,7 +97,7 @@ mod tests {
 
     #[test]
     fn modes_refuse_what_they_say() {
-        let commit = Commit::new(100);
+        let commit = Commit::try_new(100).unwrap();
         assert!(commit.allows(1 << 40));
         commit.set_mode(Overcommit::Guess);
         assert!(commit.allows(100) && !commit.allows(101));

@@ -109,7 +109,7 @@ impl<H: Host> Machine<H> {
             (ram.allocate_zeroed().ok_or(OutOfMemory)?, pin.cpu())
         };
         let housekeeper = lock_api::Mutex::new(housekeeper);
-        let commit = Commit::new(frames.total() as u64);
+        let commit = Commit::try_new(frames.total() as u64)?;
         Shared::try_new(Self {
             epoch,
             frames,

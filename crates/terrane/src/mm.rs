@@ -271,6 +271,7 @@ impl<H: Host> Mm<H> {
     ) -> Result<Self, OutOfMemory> {
         // Before the page table, which holds a frame.
         let reserves = Reserves::try_new(machine.epoch().capacity())?;
+        let (mapped, data, locked) = (Tally::try_new()?, Tally::try_new()?, Tally::try_new()?);
         Ok(Self {
             machine: machine.clone(),
             index: Index::try_new(range, gaps)?,
@@ -291,9 +292,9 @@ impl<H: Host> Mm<H> {
             limits: lock_api::Mutex::new(()),
             history: CachePadded::new(History::new()),
             relocations: Relocations::new(),
-            mapped: Tally::new(),
-            data: Tally::new(),
-            locked: Tally::new(),
+            mapped,
+            data,
+            locked,
             future: AtomicU64::new(0),
             search_from: AtomicU64::new(0),
             users: Contexts::new(),

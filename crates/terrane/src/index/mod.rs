@@ -256,7 +256,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         let limits = AddrRange { start: page_ceil(limits.start).unwrap_or(end).min(end), end };
         let index = Self {
             top: CachePadded::new(Top { root: AtomicPtr::new(ptr::null_mut()), limits, gaps }),
-            len: Tally::new(),
+            len: Tally::try_new()?,
             shape: SpinLock::new(()),
             bytes: AtomicUsize::new(0),
             entries: PhantomData,

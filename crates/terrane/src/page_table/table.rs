@@ -135,9 +135,10 @@ impl<F: Format> PageTable<F> {
     /// # Errors
     /// [`OutOfMemory`].
     pub fn try_new<H: Host<Format = F>>(ram: &Ram<'_, H>) -> Result<Self, OutOfMemory> {
+        // Before the frame, which would have to be given back.
+        let tables = Tally::try_new()?;
         let root = F::table(new_table(ram).ok_or(OutOfMemory)?);
         ram.count(Counter::PgTableAlloc);
-        let tables = Tally::new();
         tables.add(ram.pin.cpu(), 1);
         Ok(Self { root, tables, format: PhantomData })
     }

@@ -94,7 +94,7 @@ impl Slots {
             base,
             slots: ZeroedArray::try_new(count)?,
             cursors: cursors.into_boxed_slice(),
-            used: Tally::new(),
+            used: Tally::try_new()?,
         })
     }
 

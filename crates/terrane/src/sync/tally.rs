@@ -10,20 +10,30 @@
 
 use super::CpuId;
 use super::atomic::{AtomicI64, Ordering};
+use crate::error::OutOfMemory;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
 
 /// Shards of a counter.
 const SHARDS: usize = 16;
 
-/// A sharded counter. 2 KiB.
+/// A sharded counter. 2 KiB, in memory of its own: what holds some of them stays small enough to be made on a kernel's stack.
 pub struct Tally {
-    shards: [CachePadded<AtomicI64>; SHARDS],
+    shards: Box<[CachePadded<AtomicI64>; SHARDS]>,
 }
 
 impl Tally {
     /// A counter at zero.
-    pub const fn new() -> Self {
-        Self { shards: [const { CachePadded::new(AtomicI64::new(0)) }; SHARDS] }
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn try_new() -> Result<Self, OutOfMemory> {
+        let mut shards = Vec::new();
+        shards.try_reserve_exact(SHARDS).map_err(|_| OutOfMemory)?;
+        shards.resize_with(SHARDS, || CachePadded::new(AtomicI64::new(0)));
+        let shards = shards.into_boxed_slice().try_into().map_err(|_| OutOfMemory)?;
+        Ok(Self { shards })
     }
 
     /// Adds `n`, as the CPU that the caller has pinned.
@@ -44,12 +54,6 @@ impl Tally {
     }
 }
 
-impl Default for Tally {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 describe!([] Tally { shards });
 
 #[cfg(test)]
@@ -59,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_every_cpu_adds_is_in_the_sum() {
-        let tally = Tally::new();
+        let tally = Tally::try_new().unwrap();
         thread::scope(|scope| {
             let tally = &tally;
             // Some have a shard of their own, some share the last.
@@ -77,7 +81,7 @@ mod tests {
 
     #[test]
     fn shards_may_be_negative_and_the_sum_is_right() {
-        let tally = Tally::default();
+        let tally = Tally::try_new().unwrap();
         tally.add(CpuId(3), 5);
         tally.add(CpuId(4), -5);
         tally.add(CpuId(40), 2);
@@ -86,7 +90,7 @@ mod tests {
 
     #[test]
     fn cpus_write_lines_of_their_own() {
-        let tally = Tally::new();
+        let tally = Tally::try_new().unwrap();
         let line = |index: usize| core::ptr::from_ref(&tally.shards[index]).addr() / 64;
         assert!((1..SHARDS).all(|index| line(index) > line(index - 1)));
     }
