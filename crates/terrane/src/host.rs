@@ -46,6 +46,13 @@ pub unsafe trait Memory {
         // SAFETY: by the caller.
         unsafe { copy_bytes(from, to, len) };
     }
+
+    /// True when the frame that is about to be taken is to be refused although there is one: for a host that tries what becomes
+    /// of its programs when memory lacks. Blocks of 2 MiB, and frames of a node that a policy names, are not asked for. The default is never, and costs nothing.
+    #[inline]
+    fn refuses(&self) -> bool {
+        false
+    }
 }
 
 /// Consecutive frames.

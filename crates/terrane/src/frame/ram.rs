@@ -85,9 +85,12 @@ impl<'a, H: Host> Ram<'a, H> {
         unsafe { self.host.copy(self.bytes(from), self.bytes(to), PAGE_SIZE as usize) };
     }
 
-    /// Takes a frame and counts it; see [`Frames::allocate`].
+    /// Takes a frame and counts it, if the host does not refuse it; see [`Frames::allocate`].
     #[inline]
     pub fn allocate(&self) -> Option<Frame> {
+        if self.host.refuses() {
+            return None;
+        }
         let frame = self.frames.allocate(self.pin)?;
         self.count(Counter::PgAlloc);
         Some(frame)
