@@ -6,7 +6,19 @@ static WORDS: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 
 /// Words that mean something; others are reported.
-const KNOWN: [&str; 8] = ["init", "locking", "placement", "swap", "stat", "memory-limit", "inject", "log"];
+const KNOWN: [&str; 11] = [
+    "init",
+    "locking",
+    "placement",
+    "swap",
+    "stat",
+    "memory-limit",
+    "inject",
+    "log",
+    "measure",
+    "plant",
+    "collapse-every",
+];
 
 /// Takes the command line.
 pub fn set(words: &'static str) {

@@ -353,6 +353,96 @@ fn errors_of_swap_and_of_files_harm_nobody_else() {
 }
 
 #[test]
+fn a_stack_that_overflows_ends_the_machine_with_a_backtrace() {
+    for locking in ["speculative", "classic"] {
+        let options = ["--append", "plant=overflow", "--locking", locking];
+        let Some(output) = run("conformance/streams", &options, &["status", "0"]) else { return };
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{error}");
+        assert!(
+            error.contains("the kernel panicked") && error.contains("a kernel stack has overflowed"),
+            "{error}"
+        );
+        // Who did it, by name, and that it was a recursion.
+        assert!(error.matches(" overflow at ").count() > 10, "{error}");
+    }
+}
+
+#[test]
+fn a_program_that_is_not_there_is_status_127() {
+    let Some(output) = run("conformance/streams", &["--append", "init=/bin/none"], &["status", "0"]) else {
+        return;
+    };
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(127), "{error}");
+    assert!(error.contains("cannot run /bin/none") && !error.contains("panicked"), "{error}");
+}
+
+#[test]
+fn refused_frames_harm_no_kernel() {
+    for every in ["3", "7", "100"] {
+        for locking in ["speculative", "classic"] {
+            let inject = format!("inject=frame:{every}");
+            let options = ["--append", &inject, "--locking", locking];
+            for (name, arguments) in
+                [("conformance/stress", &["-t", "4", "-s", "0.5"][..]), ("conformance/processes", &[])]
+            {
+                // The program may be refused something, or be killed for want of memory; the kernel stays, and says how it ended.
+                let Some(output) = run(name, &options, arguments) else { return };
+                let (status, error) = (output.status.code(), text(&output.stderr));
+                assert!(
+                    matches!(status, Some(0 | 1 | 126 | 127 | 135 | 137 | 139)),
+                    "{name}, {options:?}: {status:?}\n{error}"
+                );
+                assert!(!error.contains("panicked"), "{name}, {options:?}\n{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_collapser_joins_pages_in_use() {
+    let Some(kernel) = kernel() else { return };
+    let often = ["--append", "collapse-every=5"];
+    same_as_linux(
+        "conformance/collapse",
+        &[],
+        &[("gcc", &often), ("musl-gcc", &[often[0], often[1], "--locking", "classic"])],
+    );
+    let Some(program) = made("conformance/collapse", "gcc") else { return };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut command = boot(kernel);
+    command.args(often).args(["--stat", "--json"]).arg(file.path()).arg(program);
+    assert!(command.output().expect("it starts").status.success());
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(file.path()).expect("a report")).expect("JSON");
+    let counters = &report["boot"]["counters"];
+    assert!(counters["thp_collapse_alloc"].as_u64() > Some(0), "{counters}");
+    // Under a stress, too.
+    let often: [(&str, &[&str]); 1] = [("gcc", &["--cpus", "4", "--append", "collapse-every=1"])];
+    same_as_linux("conformance/stress", &["-t", "8", "-s", "1"], &often);
+}
+
+#[test]
+fn empty_exceptions_are_measured() {
+    let (Some(kernel), Some(program)) = (kernel(), made("conformance/streams", "gcc")) else { return };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut command = boot(kernel);
+    command.args(["--cpus", "2", "--append", "measure=traps", "--stat", "--json"]).arg(file.path());
+    let output = command.arg(program).args(["status", "0"]).output().expect("it starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(file.path()).expect("a report")).expect("JSON");
+    let counters = &report["boot"]["counters"];
+    let ns = |name: &str| counters[name].as_u64().unwrap_or(0);
+    // No bound in time holds on a busy machine, but a fault takes some, and one that zeroes more.
+    assert!(ns("trap_empty_cpus_1_ns") > 0 && ns("trap_empty_cpus_2_ns") > 0, "{counters}");
+    assert!(ns("trap_zeroed_own_lock_cpus_1_ns") > ns("trap_empty_cpus_1_ns"), "{counters}");
+    // How much of a stack was used, of 28 KiB.
+    assert!((1..24 << 10).contains(&ns("kernel_stack_used_most")), "{counters}");
+}
+
+#[test]
 fn what_a_guest_cannot_have_is_one_line() {
     let (Some(kernel), Some(program)) = (kernel(), made("conformance/streams", "gcc")) else { return };
     let dynamic = program.with_extension("dynamic");

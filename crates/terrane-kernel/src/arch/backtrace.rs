@@ -4,7 +4,7 @@
 //! the prebuilt libraries'. So no register is given away for frame pointers, and none is missing in what is not ours to compile.
 
 use super::frame::TrapFrame;
-use super::{interrupts, percpu, trap};
+use super::{interrupts, percpu, stack, trap};
 use crate::console::report_in_panic;
 use core::arch::naked_asm;
 use core::cell::UnsafeCell;
@@ -87,6 +87,13 @@ pub fn panic_in_trap(frame: &TrapFrame, vector: u8, addr: u64) -> ! {
     registers.0[RSP] = frame.rsp;
     registers.0[R12..RIP].copy_from_slice(&[frame.r12, frame.r13, frame.r14, frame.r15]);
     registers.0[RIP] = frame.rip;
+    if vector == 8 && stack::is_guard(addr) {
+        end(
+            format_args!("a kernel stack has overflowed, at {:#x}, stack {:#x}", frame.rip, frame.rsp),
+            registers,
+            true,
+        );
+    }
     end(
         format_args!(
             "trap {vector} in the kernel: error {:#x}, address {addr:#x}, at {:#x}, stack {:#x}",

@@ -4,6 +4,7 @@ use super::frame::TrapFrame;
 use super::stack::KernelStack;
 use super::{cpu, percpu};
 use core::arch::global_asm;
+use core::sync::atomic::Ordering;
 
 /// Where a thread of the kernel goes on: its stack pointer. All else is on its stack.
 #[derive(Debug)]
@@ -103,6 +104,7 @@ pub unsafe fn enter_user(frame: &TrapFrame) -> ! {
 pub fn set_thread(kernel_stack_top: u64, fs_base: u64, gs_base: u64) {
     let this = percpu::this();
     this.kernel_stack.set(kernel_stack_top);
+    this.work.store(true, Ordering::Relaxed);
     this.tables.set_kernel_stack(kernel_stack_top);
     set_fs_base(fs_base);
     set_gs_base(gs_base);

@@ -117,6 +117,9 @@ pub fn find_features() {
     let is_emulated =
         one & 1 << 31 != 0 && [maker.ebx, maker.ecx, maker.edx] == [0x5447_4354, 0x4354_4743, 0x4743_5447];
     note(!is_emulated, Feature::Pause);
+    if !is_emulated {
+        super::memory::use_string_instructions();
+    }
     FEATURES.store(found, Ordering::Relaxed);
 }
 

@@ -148,7 +148,13 @@ page_fault_entry:
     mov rdi, rsp
     mov rsi, cr2
     call page_fault_from_user
-    jmp return_to_user
+    cli
+    test al, al
+    jnz return_to_user
+    # Resolved: the frame is as the processor left it, and there is something to do only if somebody has said so.
+    cmp byte ptr gs:[24], 0
+    jne return_to_user
+    jmp return_to_user_now
 1:  mov eax, 14
     jmp trap_from_kernel_entry
 

@@ -9,6 +9,7 @@
 //! | `acpi`, `apic`, `clock`, `interrupts` | the machine's tables, interrupt controllers and timers, time |
 //! | `serial`, `port`, `exit`, `backtrace` | bytes out and in; the end |
 //! | `memory` | `memcpy` and its sisters |
+//! | `measure` | what an empty page fault costs |
 
 mod acpi;
 mod apic;
@@ -23,6 +24,7 @@ mod fpu;
 mod frame;
 mod gdt;
 pub mod interrupts;
+mod measure;
 mod memory;
 pub mod percpu;
 mod port;
@@ -41,7 +43,7 @@ pub use exit::exit;
 pub use fpu::FpuState;
 pub use frame::TrapFrame;
 pub use memory::copy_used_bytes;
-pub use stack::KernelStack;
+pub use stack::{KernelStack, most_used as most_used_stack};
 
 use alloc::alloc::{Layout, alloc};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,6 +80,13 @@ pub fn current_thread() -> usize {
 #[inline]
 pub fn set_current_thread(thread: usize) {
     percpu::this().thread.set(thread);
+}
+
+/// Makes this processor look for what is to be done ([`before_user`](crate::task::before_user)) before it returns to user mode, also from a fault that was
+/// resolved.
+#[inline]
+pub fn look_before_user() {
+    percpu::this().work.store(true, Ordering::Relaxed);
 }
 
 /// One round of waiting for another processor: answers shoot-downs, since that one may be waiting for the answer.
@@ -175,6 +184,7 @@ fn start(info: &'static StartInfo) -> ! {
     }
     apic::find();
     let no_memory = |OutOfMemory| -> ! { panic(format_args!("too little memory")) };
+    stack::set_up(crate::options::value("stat") == Some("1")).unwrap_or_else(|error| no_memory(error));
     let first = percpu::PerCpu::make(0, 0).unwrap_or_else(|error| no_memory(error));
     smp::set_up_this(first);
     first.set_apic_id(apic::id());
@@ -191,6 +201,7 @@ fn start(info: &'static StartInfo) -> ! {
     apic::route_serial();
     crate::console::start_input();
     crate::log!("{} processors, {} frames", cpu_count(), crate::mm::machine().frames().total());
+    measure::measure();
     crate::fs::init(info.archive_bytes());
     crate::task::start()
 }

@@ -8,13 +8,14 @@ use super::gdt::Tables;
 use crate::mm::CpuMemory;
 use core::arch::asm;
 use core::cell::Cell;
+use core::mem::offset_of;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
 /// More processors are left asleep. Sets of them are one word.
 pub const MAX_CPUS: usize = 64;
 
-/// The data of one processor. Entries know the first three words by their offsets.
+/// The data of one processor. Entries know the first four words by their offsets.
 #[repr(C, align(128))]
 pub struct PerCpu {
     /// At 0: where this is, for finding it by GS.
@@ -23,6 +24,10 @@ pub struct PerCpu {
     pub kernel_stack: Cell<u64>,
     /// At 16: the program's stack pointer, for the first instructions of a system call.
     scratch: Cell<u64>,
+    /// At 24: something may have to be done before the return to user mode. Set by whoever makes it so: an interrupt, a switch to another
+    /// thread, a thread that wakes one that is to preempt it; cleared when nothing is left to be done, with interrupts off. What other processors
+    /// want of a thread that runs, they tell it by an interrupt: they must, for it may be in user mode.
+    pub work: AtomicBool,
     /// Its number.
     pub index: usize,
     /// The number its local APIC goes by.
@@ -34,6 +39,12 @@ pub struct PerCpu {
     /// Memory's part.
     pub memory: CpuMemory,
 }
+
+const _: () = assert!(
+    offset_of!(PerCpu, kernel_stack) == 8
+        && offset_of!(PerCpu, scratch) == 16
+        && offset_of!(PerCpu, work) == 24
+);
 
 // SAFETY: what is not atomic is used by the processor whose it is (see the module).
 unsafe impl Sync for PerCpu {}
@@ -51,6 +62,7 @@ impl PerCpu {
             this: ptr::null(),
             kernel_stack: Cell::new(0),
             scratch: Cell::new(0),
+            work: AtomicBool::new(true),
             index,
             apic_id: AtomicU32::new(apic_id),
             thread: Cell::new(0),

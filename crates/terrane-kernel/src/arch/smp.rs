@@ -6,9 +6,11 @@
 
 use super::gdt::Tables;
 use super::percpu::{self, PerCpu};
-use super::{acpi, apic, clock, cpu, fpu, stack, trap};
+use super::stack::KernelStack;
+use super::{acpi, apic, clock, cpu, fpu, trap};
 use crate::mm::direct;
 use core::arch::global_asm;
+use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use terrane::OutOfMemory;
 
@@ -64,9 +66,6 @@ static next_stack: AtomicU64 = AtomicU64::new(0);
 /// Its number.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of the stack that a processor starts and idles on.
-const STACK: usize = 32 << 10;
-
 /// Makes this processor ready for traps: what is done on each.
 pub fn set_up_this(this: &'static PerCpu) {
     // SAFETY: made for this processor.
@@ -108,7 +107,8 @@ pub fn start_others() -> Result<(), OutOfMemory> {
     for id in acpi::processors().filter(|&id| id != me) {
         let index = percpu::count();
         PerCpu::make(index, id)?;
-        next_stack.store(stack::allocate(STACK)? as u64 + STACK as u64, Ordering::Relaxed);
+        // It starts and idles on it, for ever.
+        next_stack.store(ManuallyDrop::new(KernelStack::try_new()?).top(), Ordering::Relaxed);
         NEXT.store(index, Ordering::Release);
         let mut tries = 0;
         while percpu::count() == index {
@@ -135,5 +135,6 @@ extern "C" fn start_next() -> ! {
     crate::mm::start_cpu();
     percpu::has_started();
     super::wait_for_all();
+    super::measure::take_part();
     crate::task::idle()
 }

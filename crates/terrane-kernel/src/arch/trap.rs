@@ -74,6 +74,15 @@ pub fn make_gates() {
     }
 }
 
+/// Where page faults lead from now on, on all processors; returns where they led. For [`measure`](super::measure), while no processor faults.
+pub fn exchange_page_fault_gate(address: u64) -> u64 {
+    // SAFETY: only the first processor changes gates, and none uses this one meanwhile.
+    let gate = unsafe { &mut (*GATES.0.get())[14] };
+    let before = u64::from(gate.low) | u64::from(gate.middle) << 16 | u64::from(gate.high) << 32;
+    (gate.low, gate.middle, gate.high) = (address as u16, (address >> 16) as u16, (address >> 32) as u32);
+    before
+}
+
 /// Makes this processor take traps and system calls by the gates.
 pub fn load_gates() {
     #[repr(C, packed)]
@@ -100,13 +109,18 @@ fn access_of(error: u64) -> Access {
     }
 }
 
+/// False when there is nothing to be done but to return.
 #[unsafe(no_mangle)]
-extern "C" fn page_fault_from_user(frame: &mut TrapFrame, addr: u64) {
+extern "C" fn page_fault_from_user(frame: &mut TrapFrame, addr: u64) -> bool {
     interrupts::enable();
     task::count_fault();
     let access = access_of(frame.orig_rax);
-    if let Err(error) = mm::fault(addr, access) {
-        task::on_page_fault(frame, addr, access, error);
+    match mm::fault(addr, access) {
+        Ok(()) => false,
+        Err(error) => {
+            task::on_page_fault(frame, addr, access, error);
+            true
+        }
     }
 }
 
@@ -135,7 +149,8 @@ extern "C" fn before_return_to_user(frame: &mut TrapFrame) {
         frame.ss = USER_DATA.into();
         frame.rflags = frame.rflags & USER_FLAGS | IF | 2;
         if frame.rip >> 47 == 0 {
-            super::stack::check(percpu::this().kernel_stack.get());
+            // Interrupts have been off since `before_user` looked.
+            percpu::this().work.store(false, Ordering::Relaxed);
             return;
         }
         interrupts::enable();
@@ -190,6 +205,7 @@ extern "C" fn interrupt_from_user(_frame: &mut TrapFrame, vector: u8) {
 #[unsafe(no_mangle)]
 extern "C" fn interrupt_from_kernel(_frame: &mut TrapFrame, vector: u8) {
     interrupt(vector, false);
+    percpu::this().work.store(true, Ordering::Relaxed);
 }
 
 /// Set when a processor panics: the others are to stop.

@@ -9,7 +9,7 @@
 use super::layout::{Piece, direct};
 use crate::arch::interrupts;
 use crate::sync::RawSpin;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use talc::{ErrOnOom, Span, Talc, Talck};
 
 /// A spin lock that keeps interrupts out while it is held.
@@ -60,11 +60,20 @@ unsafe impl lock_api::RawMutex for RawQuiet {
 #[global_allocator]
 static HEAP: Talck<RawQuiet, ErrOnOom> = Talc::new(ErrOnOom).lock();
 
+/// Bytes that it was given.
+static SIZE: AtomicUsize = AtomicUsize::new(0);
+
+/// How many bytes it has, used or not.
+pub fn size() -> usize {
+    SIZE.load(Ordering::Relaxed)
+}
+
 /// Gives `piece` to the heap, for ever.
 ///
 /// # Safety
 /// Nobody else uses that memory, and it is mapped.
 pub unsafe fn add(piece: Piece) {
+    SIZE.fetch_add(piece.len() as usize, Ordering::Relaxed);
     let span = Span::new(direct(piece.start), direct(piece.end));
     // SAFETY: by the caller.
     if unsafe { HEAP.lock().claim(span) }.is_err() {

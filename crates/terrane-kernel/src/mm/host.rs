@@ -4,6 +4,7 @@ use super::layout::direct;
 use super::tlb::{self, Running};
 use crate::sync::{RawMutex, RawRwLock, wait_while, wake_all};
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU64, Ordering};
 use terrane::host::{File, FrameRange, Host, IoError, Memory, Observe, ShootDown, Ticket, Tlb, Wait};
 use terrane::page_table::X86_64;
 use terrane::sync::CpuId;
@@ -13,6 +14,41 @@ use terrane::{AddrRange, Frame};
 /// The hardware.
 pub struct KernelHost {
     pub(super) frames: FrameRange,
+    /// Refuses frames.
+    pub(super) refuser: Refuser,
+}
+
+/// Refuses each n-th frame, where the command line says `inject=frame:N`, from [`begin`](Self::begin) on.
+pub(super) struct Refuser {
+    /// 0 for none.
+    every: AtomicU64,
+    asked: AtomicU64,
+}
+
+impl Refuser {
+    pub(super) const fn new() -> Self {
+        Self { every: AtomicU64::new(0), asked: AtomicU64::new(0) }
+    }
+
+    /// When there is a program: before, all frames are the kernel's own.
+    pub(super) fn begin(&self) {
+        let words = crate::options::values("inject").flat_map(|words| words.split(','));
+        if let Some(every) = words.filter_map(|word| word.strip_prefix("frame:")?.parse().ok()).last() {
+            self.every.store(every, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn refuses(&self) -> bool {
+        // Without it, nothing shared is written.
+        let every = self.every.load(Ordering::Relaxed);
+        every != 0 && self.refuses_one_in(every)
+    }
+
+    #[cold]
+    fn refuses_one_in(&self, every: u64) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed) % every == every - 1
+    }
 }
 
 /// A file whose bytes are not in memory. There are none: the bytes of all files are shared objects of Terrane's.
@@ -50,6 +86,11 @@ unsafe impl Memory for KernelHost {
     unsafe fn copy(&self, from: NonNull<u8>, to: NonNull<u8>, len: usize) {
         // SAFETY: by the caller; assembly, so each byte is read and written as by an atomic.
         unsafe { crate::arch::copy_used_bytes(to.as_ptr(), from.as_ptr(), len) };
+    }
+
+    #[inline]
+    fn refuses(&self) -> bool {
+        self.refuser.refuses()
     }
 }
 

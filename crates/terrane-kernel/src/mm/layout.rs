@@ -21,6 +21,12 @@ pub const fn direct(addr: u64) -> *mut u8 {
     (DIRECT + addr) as *mut u8
 }
 
+/// Where in physical memory the byte at `at` is, an address that [`direct`] gave.
+#[inline]
+pub fn physical(at: *const u8) -> u64 {
+    at as u64 - DIRECT
+}
+
 /// Physical addresses from `start` to before `end`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Piece {

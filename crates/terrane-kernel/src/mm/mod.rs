@@ -14,8 +14,9 @@ mod layout;
 mod swap;
 mod tlb;
 
+pub use heap::size as heap_bytes;
 pub use host::KernelHost;
-pub use layout::direct;
+pub use layout::{direct, physical};
 
 use crate::arch::{StartInfo, interrupts, percpu};
 use crate::errno::Errno;
@@ -309,7 +310,7 @@ pub fn start(cpus: usize) -> Result<(), OutOfMemory> {
         first: Frame((memory.start / PAGE_SIZE) as u32),
         count: (memory.len() / PAGE_SIZE) as usize,
     };
-    let machine = Machine::try_new(KernelHost { frames }, cpus + SPARE)?;
+    let machine = Machine::try_new(KernelHost { frames, refuser: host::Refuser::new() }, cpus + SPARE)?;
     // As Linux does unless it is told otherwise.
     machine.commit().set_mode(Overcommit::Guess);
     MACHINE.store(crate::arch::try_leak(machine)?, Ordering::Release);
@@ -318,6 +319,11 @@ pub fn start(cpus: usize) -> Result<(), OutOfMemory> {
         log!("no memory for the tables of the swap region");
     }
     Ok(())
+}
+
+/// From now on frames are refused, if the command line says so (`inject=frame:N`): there is a program.
+pub fn begin_refusing() {
+    machine().host().refuser.begin();
 }
 
 /// Gives this processor a handle. The first one's after [`start`].

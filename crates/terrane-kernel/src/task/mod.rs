@@ -9,9 +9,11 @@
 //! | `signal`, `restart`, `stop`, `timers` | signals, the calls that they interrupt, processes that stand still, timers that send them |
 //! | `clone`, `elf`, `exec`, `exit`, `vfork`, `children` | the life of a process |
 //! | `time`, `report` | clocks; what is told at the end |
+//! | `background` | the reclaimer and the collapser |
 //!
 //! Each module's head says which races it settles, and how.
 
+mod background;
 pub mod children;
 pub mod clone;
 pub mod elf;
@@ -42,7 +44,7 @@ pub use thread::current;
 
 use crate::arch::{self, TrapFrame, interrupts};
 use crate::errno::Errno;
-use crate::{fs, mm, options, report, syscall};
+use crate::{fs, log, mm, options, report, syscall};
 use core::sync::atomic::Ordering;
 use signal::{Info, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGTRAP};
 use terrane::FaultError;
@@ -72,20 +74,36 @@ fn start_first() -> Result<(), Errno> {
     let cwd = Shared::try_new(fs::Cwd::new())?;
     let thread = clone::first(files, cwd, first_program)?;
     sched::start(&thread);
+    background::start();
     Ok(())
+}
+
+/// Calls itself until its stack is used up: a mistake that is planted, to see what becomes of it.
+#[inline(never)]
+fn overflow(depth: u64) -> u64 {
+    let room = core::hint::black_box([depth; 16]);
+    let below = if room[0] == 0 { 0 } else { overflow(depth + 1) };
+    below + core::hint::black_box(room)[3]
 }
 
 /// Where the first thread begins: it becomes the program.
 extern "C" fn first_program(_: usize) -> ! {
     sched::finish();
     interrupts::enable();
+    match options::value("plant") {
+        Some("overflow") => log!("never: {}", overflow(1)),
+        Some(other) => log!("nothing to plant: {other}"),
+        None => {}
+    }
     let thread = current();
     let mut frame = TrapFrame::user(0, 0);
     if let Err((errno, path)) = exec_first(&mut frame) {
         report!("@log cannot run {path}: error {}", errno.0);
-        exit::group(process::Exit::Code(if errno == Errno::ENOENT { 127 } else { 126 }));
+        // It has no space yet that an ordinary end would give up.
+        report::shut_down(process::Exit::Code(if errno == Errno::ENOENT { 127 } else { 126 }).status());
     }
     report!("@ready {}", arch::now());
+    mm::begin_refusing();
     let at = thread.user_frame();
     // SAFETY: this thread's registers, at the top of its stack, where nothing is yet.
     unsafe {

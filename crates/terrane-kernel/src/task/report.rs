@@ -32,6 +32,9 @@ fn statistics() {
     }
     report!("@stat context_switches {}", sched::switches());
     report!("@stat wall_time_ns {}", arch::now());
+    let (stacks, most) = arch::most_used_stack();
+    report!("@stat kernel_stacks {stacks}");
+    report!("@stat kernel_stack_used_most {most}");
     let tree = tree::tree();
     let mut cpu_time = 0;
     let mut in_kernel = 0;

@@ -297,6 +297,10 @@ fn enqueue(target: usize, thread: &Thread, woken: bool) {
     fence(Ordering::SeqCst);
     if preempts {
         cpu.must_switch.store(true, Ordering::Relaxed);
+        // Of another CPU: the interrupt below does it.
+        if target == arch::cpu_index() {
+            arch::look_before_user();
+        }
     }
     if (preempts || cpu.idle.load(Ordering::Relaxed)) && target != arch::cpu_index() {
         arch::ipi::reschedule(target);
