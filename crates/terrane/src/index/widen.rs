@@ -21,7 +21,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         debug_assert!(is_page_aligned(to) && at < to && to <= self.top.limits.end);
         let Some(last) = at.checked_sub(1) else { return false };
         let leaf = self.lock_leaf(pin, last);
-        let Some(rank) = leaf.rank_at(last).filter(|&rank| leaf.end(rank) == at) else { return false };
+        let Some((rank, entry)) = Self::ending_at(&leaf, at) else { return false };
         let is_next_here = rank + 1 < leaf.len();
         let top = if is_next_here { leaf.start(rank + 1) } else { leaf.high() };
         let Some(room) = top.checked_sub(to).and_then(|room| room.checked_sub(distance)) else {
@@ -35,8 +35,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
                 return false;
             }
         }
-        // SAFETY: as above.
-        let may = unsafe { leaf.entry(rank).as_ref() }.is_some_and(may);
+        let may = may(entry);
         if may {
             leaf.set_end(rank, to);
         }

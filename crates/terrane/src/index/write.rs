@@ -577,7 +577,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
 
     /// The entry of the leaf that ends at `at`.
     #[inline]
-    fn ending_at<'p>(leaf: &Held<'p, T, N>, at: u64) -> Option<(usize, &'p T)> {
+    pub(super) fn ending_at<'p>(leaf: &Held<'p, T, N>, at: u64) -> Option<(usize, &'p T)> {
         let rank = leaf.rank_at(at - 1).filter(|&rank| leaf.end(rank) == at)?;
         // SAFETY: in place under the pin that the leaf was reached with, so not yet freed (contract of `Entry`).
         unsafe { leaf.entry(rank).as_ref() }.map(|entry| (rank, entry))
