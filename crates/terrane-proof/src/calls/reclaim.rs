@@ -217,16 +217,27 @@ fn unmap_shoots_down_what_is_on_its_way_out() {
     check_caught("swap_dropped_without_shoot_down", USUAL, against_unmap);
 }
 
-/// A protection beside a page's way out: once it has returned the page stands still.
+/// A protection beside a page's way out: once it has returned the page stands still, and no store comes through any more.
 fn against_protect() {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    DONE.store(false, Ordering::SeqCst);
     let (world, cpu, _disk) = one_page();
     let reclaims = world.spawn(|cpu, space| reclaim(cpu, space, 0));
-    let user = world.spawn(|cpu, space| match store(cpu, space, 0, 2) {
-        Ok(()) => true,
-        Err(FaultError::NotAllowed) => false,
-        Err(error) => panic!("{error:?}"),
+    let user = world.spawn(|cpu, space| {
+        let mut stored = false;
+        loop {
+            let done = DONE.load(Ordering::SeqCst);
+            match store(cpu, space, 0, 2) {
+                Ok(()) => assert!(!done, "stored through a translation from before the protection"),
+                Err(FaultError::NotAllowed) => return stored,
+                Err(error) => panic!("{error:?}"),
+            }
+            stored = true;
+            spin_loop();
+        }
     });
     world.space.protect(&cpu, BASE, PAGE_SIZE, Prot::READ).unwrap();
+    DONE.store(true, Ordering::SeqCst);
     let seen = load(&cpu, &world.space, 0).unwrap();
     assert_eq!(load(&cpu, &world.space, 0), Ok(seen), "stored to a page that stands still");
     let stored = user.join().unwrap();
@@ -459,4 +470,72 @@ fn a_page_that_moves_and_a_change() {
 #[test]
 fn a_page_that_has_moved_is_mapped_as_allowed() {
     check_caught("map_again_unvalidated", USUAL, migration_beside_protect);
+}
+
+/// Two who store to a page on its way out: what the one has under way outlasts the copy that the other would make.
+fn two_storers(leave: fn(&super::Me, &super::Space)) {
+    let (world, cpu, _disk) = one_page();
+    let one = world.spawn(|cpu, space| {
+        for value in [4, 3, 2] {
+            store(cpu, space, 0, value).unwrap();
+        }
+        assert_eq!(load(cpu, space, 0), Ok(2), "a store was lost");
+    });
+    let other = world.spawn(|cpu, space| {
+        Model::store(cpu, space, page(0) + 8, 3).unwrap();
+        assert_eq!(second_word(cpu, space), 3, "a store was lost");
+    });
+    leave(&cpu, &world.space);
+    one.join().unwrap();
+    other.join().unwrap();
+    assert_eq!(
+        (load(&cpu, &world.space, 0), second_word(&cpu, &world.space)),
+        (Ok(2), 3),
+        "a store was lost"
+    );
+    world.end(cpu);
+}
+
+fn two_storers_and_swap() {
+    two_storers(|cpu, space| space.advise(cpu, BASE, PAGE_SIZE, Advice::PageOut).unwrap());
+}
+
+fn two_storers_and_migration() {
+    two_storers(|cpu, space| {
+        migrate(cpu, space, 0);
+    });
+}
+
+/// One who stores, and a fork, beside a page on its way out: the child's page stands still.
+fn storer_and_fork() {
+    let (world, cpu, _disk) = one_page();
+    let one = world.spawn(|cpu, space| store(cpu, space, 0, 2).unwrap());
+    let other = world.spawn(|cpu, space| {
+        // Maps the page again, if it is on its way.
+        load(cpu, space, 0).unwrap();
+        let child = fork(cpu, space);
+        let seen = load(cpu, &child, 0);
+        for _ in 0..3 {
+            assert_eq!(load(cpu, &child, 0), seen, "the child's page changes");
+        }
+        end_fork(cpu, child);
+    });
+    migrate(&cpu, &world.space, 0);
+    one.join().unwrap();
+    other.join().unwrap();
+    assert_eq!(load(&cpu, &world.space, 0), Ok(2), "a store was lost");
+    world.end(cpu);
+}
+
+#[test]
+fn two_who_store_to_a_page_on_its_way_out() {
+    check(USUAL, two_storers_and_swap);
+    check(USUAL, two_storers_and_migration);
+    check(FEW, storer_and_fork);
+}
+
+#[test]
+fn a_page_on_its_way_out_is_mapped_when_it_stands_still() {
+    check_caught("swap_maps_unsettled", USUAL, two_storers_and_swap);
+    check_caught("swap_maps_unsettled", USUAL, two_storers_and_migration);
 }

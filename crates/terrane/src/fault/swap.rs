@@ -43,7 +43,8 @@ pub(super) fn swapped<H: Host>(
             }
             Ok(Translation { frame, flags })
         }
-        // The entry is given back as it was.
+        // In these cases the entry is given back as it was.
+        Some(Found::Unsettled) => Err(Stop::Again),
         Some(Found::Away) => Err(Stop::SwapIn(number)),
         None => Err(Stop::Fail(FaultError::Io)),
     }

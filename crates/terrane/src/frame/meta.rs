@@ -65,6 +65,9 @@ bitflags::bitflags! {
         const AGED = 1 << 17;
         /// In a page cache, of memory that is in no file.
         const SHMEM = 1 << 18;
+        /// On its way out of memory, or to another frame: entries that mapped it say so no more, and processors may still be storing through
+        /// them. Nobody maps it before that is over; see [`swap`](crate::swap).
+        const UNSETTLED = 1 << 19;
         /// In the allocator. Set and cleared by the allocator alone.
         const FREE = 1 << 31;
     }

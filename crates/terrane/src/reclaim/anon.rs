@@ -214,6 +214,9 @@ fn unmap<H: Host>(
     let mut out = Out { frame, anon, why, leaving, ticket: Ticket::PASSED, stays: false, vanished: false };
     for_each_mapping(cpu, frame, |mm, ram, addr, walk| out.entry(mm, ram, addr, walk, slot));
     mutant!("reclaim_anon_not_awaited", cpu.await_stores(out.ticket), ());
+    if let Some(leaving) = &out.leaving {
+        cpu.machine().swap().settle(cpu.machine(), leaving);
+    }
     if out.vanished {
         return Unmapped::Vanished;
     }
@@ -298,7 +301,7 @@ fn map_again<H: Host>(mm: &Mm<H>, ram: &Ram<'_, H>, addr: u64, walk: &Walk<'_>) 
             mm.uncount_page(ram.pin, PageKind::Swap);
         }
         Some(Found::Away) => mm.machine.swap().cancel(ram, number),
-        None => {}
+        Some(Found::Unsettled) | None => {}
     }
 }
 

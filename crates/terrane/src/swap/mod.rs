@@ -13,8 +13,10 @@
 //! 1. A slot is taken. Under the lock of the reverse mapping, every entry that maps the page is taken, found to map it still, and
 //!    published as `Swap(slot)`. Its reference to the frame goes, its count in the slot comes. With the first of them the slot comes to
 //!    *know* the frame, with a reference of its own, and reclaim takes one too and the frame's `LOCKED`.
-//! 2. The translations are shot down, and the stores under way awaited. From here on the frame stands still: a fault may map it
-//!    again, but read-only, because its references are more than one.
+//! 2. The translations are shot down, and the stores under way awaited. Until then the frame is `UNSETTLED`, and no fault maps it: mapped
+//!    read-only, it would be copied by the next store, or shared by a fork that sees nothing to wait for, without a store that is
+//!    under way through the old translation. From here on the frame stands still: a fault may map it again, but read-only, because its references
+//!    are more than one.
 //! 3. The page is written to the device, with nothing held.
 //! 4. If nothing maps it by then, and the device took it, the slot forgets the frame, which is free. Else it stays what it is, a page
 //!    that is in memory, and known to the slot for those entries that still say `Swap`.
@@ -25,7 +27,7 @@
 //! # How it comes back
 //!
 //! A fault that meets `Swap(slot)` takes the entry and looks whether the slot knows a frame. If so it maps that, writable at once when
-//! nobody else counts on slot or frame. If not, it becomes a helper of the slot, gives the entry back, and reads the page
+//! nobody else counts on slot or frame; while the frame is unsettled it gives the entry back and starts over. If not, it becomes a helper of the slot, gives the entry back, and reads the page
 //! holding nothing else; the first who has read it makes its frame known, and all start over. Pages that were shared after
 //! a fork are shared again: all of their entries lead to one slot.
 //!
@@ -142,6 +144,8 @@ pub(crate) enum Found {
         /// Nobody else has it: it may be written.
         alone: bool,
     },
+    /// It is in memory, and stores to it may be under way: nothing has been done, and in a moment it can be had.
+    Unsettled,
     /// It must be read; the caller has become a helper and goes to [`Swap::read_in`].
     Away,
 }
@@ -280,6 +284,10 @@ impl Swap {
             return Some(Found::Away);
         };
         let meta = ram.meta(frame);
+        let unsettled = meta.flags().contains(FrameFlags::UNSETTLED);
+        if mutant!("swap_maps_unsettled", unsettled, false) {
+            return Some(Found::Unsettled);
+        }
         // The slot has one, and keeps it while it is locked.
         meta.inc_references();
         if slot.remove_entry(ram.frames).is_some() {
@@ -393,7 +401,8 @@ impl Swap {
 
     /// Makes the slot of [`begin`](Self::begin) know `frame`, a private page of which the caller owns an entry, that is
     /// going to say `Swap(number)` and gives its reference for it. The caller gets a reference of its own, and holds
-    /// [`LOCKED`](crate::frame::FrameFlags::LOCKED). `None`, and nothing done, when somebody else is at work on the page.
+    /// [`LOCKED`](crate::frame::FrameFlags::LOCKED); nobody maps the page until [`settle`](Self::settle). `None`, and nothing done, when
+    /// somebody else is at work on the page.
     pub(crate) fn leave<H: Host>(&self, ram: &Ram<'_, H>, number: u64, frame: Frame) -> Option<Leaving> {
         let meta = ram.meta(frame);
         // A page that another slot knows leaves through that one.
@@ -405,13 +414,15 @@ impl Swap {
             return None;
         };
         meta.inc_references();
+        meta.set_flags(FrameFlags::UNSETTLED);
         slot.set_identity(meta.owner(), meta.index());
         slot.add_entry();
         slot.know_frame(ram.frames, frame);
         Some(Leaving { slot: number, frame })
     }
 
-    /// The same for a page that a slot knows already: for who found it by its number. The page may be mapped or not.
+    /// The same for a page that a slot knows already: for who found it by its number. The page may be mapped or not. It stays settled: what a
+    /// slot knows is mapped read-only, if at all.
     pub(crate) fn leave_again<H: Host>(&self, ram: &Ram<'_, H>, frame: Frame) -> Option<Leaving> {
         let number = ram.meta(frame).spare().checked_sub(1).filter(|&number| number < TRANSIT)?;
         let slot = self.area_of(number)?.slots.lock_of(ram.frames, frame, ram.pin.cpu())?;
@@ -423,6 +434,11 @@ impl Swap {
         meta.inc_references();
         slot.add_helper();
         Some(Leaving { slot: slot.number(), frame })
+    }
+
+    /// Says that no store to the page is under way any more.
+    pub(crate) fn settle<H: Host>(&self, machine: &Machine<H>, leaving: &Leaving) {
+        machine.frames().meta(leaving.frame).clear_flags(FrameFlags::UNSETTLED);
     }
 
     /// One more entry of the page, which the caller owns, is going to say `Swap`, and gives its reference. False when that

@@ -4,6 +4,7 @@ use super::model::{Random, from_env};
 use super::{Bench, load, store};
 use crate::addr::PAGE_SIZE;
 use crate::error::{Error, FaultError};
+use crate::host::Memory;
 use crate::machine::Cpu;
 use crate::object::Object;
 use crate::reclaim::{balance, migrate, page_out};
@@ -609,4 +610,39 @@ fn swap_is_shared_out_in_smaps() {
     space.destroy(cpu);
     drop(memory);
     bench.assert_nothing_left();
+}
+
+/// A page that is moved while a processor is in the middle of a store to it, and another stores to it as well.
+#[test]
+fn a_store_under_way_outlasts_a_fault_on_the_moving_page() {
+    let bench = Bench::on(TestHost::with_tickets(1, 300), 8);
+    let space = bench.space(SpaceConfig::default());
+    let at = space.map(&bench.cpu, MapRequest::anonymous(PAGE_SIZE, RW)).unwrap();
+    bench.store(&space, at, 1).unwrap();
+    let host = bench.machine.host();
+    let under_way = host.access(bench.cpu.id());
+    let found = space.translate(&bench.cpu, at, Access::Write).unwrap();
+    let (machine, space_ref) = (&bench.machine, &space);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(move || {
+            let cpu = Cpu::try_new(machine).unwrap();
+            let to = machine.ram(&cpu.pin()).allocate().unwrap();
+            migrate(&cpu, found.frame, to)
+        });
+        let other = scope.spawn(move || {
+            let cpu = Cpu::try_new(machine).unwrap();
+            while space_ref.translate(&cpu, at, Access::Write).is_some() {
+                std::thread::yield_now();
+            }
+            store(&cpu, space_ref, at + 8, 2).unwrap();
+        });
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let word = host.bytes(found.frame);
+        // SAFETY: a word of a frame that is not used anew before the access has ended.
+        unsafe { &*word.as_ptr().cast::<AtomicU64>() }.store(3, Ordering::SeqCst);
+        drop(under_way);
+        other.join().unwrap();
+        mover.join().unwrap();
+    });
+    assert_eq!((bench.load(&space, at), bench.load(&space, at + 8)), (Ok(3), Ok(2)));
 }
