@@ -436,40 +436,6 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         Some(result)
     }
 
-    /// The entry that ends exactly at `at` grows to `to`, over free addresses that are the caller's, if `act` says so, which
-    /// changes the record. False when there is none, or `act` declined. O(log n). `act` runs under the lock of the leaf,
-    /// as in [`edit`](Self::edit).
-    pub fn extend_up(
-        &self,
-        _: &mut Reserve<T, N, F>,
-        pin: &Pin<'_>,
-        at: u64,
-        to: u64,
-        act: impl FnOnce(&T) -> bool,
-    ) -> bool {
-        debug_assert!(is_page_aligned(to) && at < to && to <= self.top.limits.end);
-        let Some(last) = at.checked_sub(1) else { return false };
-        let leaf = self.lock_leaf(pin, last);
-        let Some((rank, entry)) = Self::ending_at(&leaf, at) else { return false };
-        if to <= leaf.high() {
-            let grows = act(entry);
-            if grows {
-                leaf.set_end(rank, to);
-            }
-            return grows;
-        }
-        drop(leaf);
-        let shape = self.shape.lock();
-        let span = self.lock_span(&shape, pin, last, to - 1);
-        let Some((rank, entry)) = Self::ending_at(span.first(), at) else { return false };
-        let grows = act(entry);
-        if grows {
-            span.raise_fence(to);
-            span.first().set_end(rank, to);
-        }
-        grows
-    }
-
     /// The entry that starts exactly at `at` starts at `to` from now on, below it, over free addresses that are the
     /// caller's, if `act` says so. As [`extend_up`](Self::extend_up).
     pub fn extend_down(
