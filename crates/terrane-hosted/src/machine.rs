@@ -14,6 +14,7 @@ use std::path::Path;
 use terrane::addr::{AddrRange, Frame};
 use terrane::host::{self, FrameRange, Host, Observe, ShootDown, Ticket, Wait};
 use terrane::identity::Identity;
+use terrane::index::Back;
 use terrane::machine::Machine;
 use terrane::object::Object;
 use terrane::page_table::X86_64;
@@ -112,6 +113,10 @@ impl fmt::Debug for Hosted {
 unsafe impl host::Memory for Hosted {
     fn frames(&self) -> FrameRange {
         self.memory.frames()
+    }
+
+    fn back_by_huge_pages(&self) -> Option<Back> {
+        self.memory.back()
     }
 
     #[inline]

@@ -10,6 +10,7 @@ use core::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use terrane::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
 use terrane::host::FrameRange;
+use terrane::index::Back;
 
 /// The number of the first frame.
 const FIRST_FRAME: u32 = TABLE_ENTRIES as u32;
@@ -23,6 +24,7 @@ pub(crate) struct Memory {
     /// Where the first frame is.
     base: NonNull<u8>,
     frames: usize,
+    huge_pages: bool,
 }
 
 // SAFETY: the reservation belongs to no thread; what is done with its bytes is for the frames' owners to order.
@@ -51,11 +53,16 @@ impl Memory {
         let start = NonNull::new(start.cast::<u8>()).ok_or(HostedError::OutOfMemory)?;
         // SAFETY: the mapping is a block longer than the frames need.
         let base = unsafe { start.add(start.align_offset(BLOCK)) };
-        let advice = if huge_pages { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+        let advice = advice(huge_pages);
         // A kernel built without huge pages refuses the advice, and nothing depends on its being taken.
         // SAFETY: the range is ours, and neither advice changes its contents.
         let _ = unsafe { madvise(base.as_ptr().cast(), frames * PAGE_SIZE as usize, advice) };
-        Ok(Self { mapping: (start, length), base, frames })
+        Ok(Self { mapping: (start, length), base, frames, huge_pages })
+    }
+
+    /// What asks the kernel to back other memory by huge pages, if the machine is to have them.
+    pub fn back(&self) -> Option<Back> {
+        self.huge_pages.then_some(back)
     }
 
     /// The frames there are.
@@ -74,6 +81,16 @@ impl Memory {
         // Wrapping round to null would take a frame number beyond the machine; such a caller gets the base.
         NonNull::new(address).unwrap_or(self.base)
     }
+}
+
+fn back(memory: NonNull<u8>, length: usize) {
+    // A kernel built without huge pages refuses the advice, and nothing depends on its being taken.
+    // SAFETY: it does not change what is in the memory, whoever has it.
+    let _ = unsafe { madvise(memory.as_ptr().cast(), length, advice(true)) };
+}
+
+fn advice(huge_pages: bool) -> Advice {
+    if huge_pages { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage }
 }
 
 impl Drop for Memory {

@@ -14,6 +14,7 @@
 
 use crate::addr::{AddrRange, Frame};
 use crate::copy::copy_bytes;
+use crate::index::Back;
 use crate::page_table::Format;
 use crate::stats::Event;
 use crate::sync::CpuId;
@@ -32,6 +33,13 @@ pub unsafe trait Memory {
 
     /// Where the bytes of `frame` (inside [`frames`](Self::frames)) are.
     fn bytes(&self, frame: Frame) -> NonNull<u8>;
+
+    /// What has other memory of the program, given by address and length (multiples of 2 MiB), backed by huge pages. `None`, which
+    /// is the default, where there is nothing to ask for: a kernel's own memory is in huge pages as it is. Where there is
+    /// something, the leaves of large indexes are kept in pieces of that size ([`LeafPool`](crate::index::LeafPool)).
+    fn back_by_huge_pages(&self) -> Option<Back> {
+        None
+    }
 
     /// Copies `len` bytes from `from` to `to`, of which programs may be using those that are in frames meanwhile: each byte as it
     /// was at some moment during the call, as by relaxed atomic loads and stores.

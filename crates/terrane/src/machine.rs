@@ -10,6 +10,7 @@ use crate::frame::{Frames, NodeMask, Ram, Slab};
 use crate::history::Covered;
 use crate::host::{Host, Ticket};
 use crate::identity::Identities;
+use crate::index::LeafPool;
 use crate::range_lock::{Held, Mode, Node, RangeLock};
 use crate::reclaim::{self, Reclaim};
 use crate::stats::{Counter, Stats};
@@ -53,6 +54,8 @@ pub struct Machine<H: Host> {
     frames: Frames,
     stats: Stats,
     records: Slab<Record>,
+    /// Leaves of indexes, if the host backs large memory by huge pages.
+    leaves: Option<LeafPool>,
     /// By CPU.
     range_nodes: Box<[RangeNodes]>,
     zero_frame: Frame,
@@ -97,6 +100,7 @@ impl<H: Host> Machine<H> {
         let frames = Frames::try_new(host.frames(), cpus)?;
         let stats = Stats::try_new(cpus)?;
         let records = Slab::try_new(cpus)?;
+        let leaves = host.back_by_huge_pages().map(LeafPool::try_new).transpose()?;
         let swap = Swap::try_new(cpus)?;
         let mut range_nodes = Vec::new();
         range_nodes.try_reserve_exact(cpus).map_err(|_| OutOfMemory)?;
@@ -115,6 +119,7 @@ impl<H: Host> Machine<H> {
             frames,
             stats,
             records,
+            leaves,
             range_nodes,
             zero_frame,
             commit,
@@ -156,6 +161,11 @@ impl<H: Host> Machine<H> {
     #[inline]
     pub fn epoch(&self) -> &Epoch {
         &self.epoch
+    }
+
+    /// Room for leaves of large indexes, if the host has memory backed by huge pages.
+    pub fn leaves(&self) -> Option<&LeafPool> {
+        self.leaves.as_ref()
     }
 
     /// Storage of VMA records.
@@ -504,4 +514,4 @@ impl<H: Host> Drop for Cpu<H> {
     }
 }
 
-describe!([H: Host] Machine<H> { epoch, frames, stats, records, range_nodes, swap, reclaim, commit, housekeeper });
+describe!([H: Host] Machine<H> { epoch, frames, stats, records, leaves, range_nodes, swap, reclaim, commit, housekeeper });

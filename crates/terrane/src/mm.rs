@@ -274,7 +274,7 @@ impl<H: Host> Mm<H> {
         let (mapped, data, locked) = (Tally::try_new()?, Tally::try_new()?, Tally::try_new()?);
         Ok(Self {
             machine: machine.clone(),
-            index: Index::try_new(range, gaps)?,
+            index: Index::try_new_in(range, gaps, machine.leaves())?,
             ranges: RangeLock::try_new(range, machine.epoch().capacity())?,
             page_table: PageTable::try_new(&machine.ram(pin))?,
             tlb: Default::default(),

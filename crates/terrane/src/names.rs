@@ -142,6 +142,14 @@ impl<T: Describe, const N: usize> Describe for [T; N] {
     }
 }
 
+impl<T: Describe> Describe for Option<T> {
+    fn describe(&self, names: &mut Names) {
+        if let Some(item) = self {
+            item.describe(names);
+        }
+    }
+}
+
 impl<T: Describe + ?Sized> Describe for Box<T> {
     fn describe(&self, names: &mut Names) {
         (**self).describe(names);

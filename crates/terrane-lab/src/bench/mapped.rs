@@ -66,7 +66,8 @@ impl Mapped {
         let records: Vec<Record> = areas.iter().map(|(start, _)| Record { start, _rest: [0; 15] }).collect();
         let limits = areas.limits();
         let index =
-            Index::try_new(AddrRange::new(limits.start, limits.end), true).map_err(|e| no_memory(&e))?;
+            Index::try_new_in(AddrRange::new(limits.start, limits.end), true, machine.machine().leaves())
+                .map_err(|e| no_memory(&e))?;
         let mut reserve = Reserve::new();
         for record in &records {
             index.reserve(&mut reserve, 1).map_err(|e| no_memory(&e))?;

@@ -1,5 +1,6 @@
 //! The two kinds of node: what is stored where, and in which order it is written.
 
+use super::pool::Piece;
 use crate::addr::PAGE_SIZE;
 use crate::sync::RetireLink;
 use crate::sync::atomic::{
@@ -7,7 +8,7 @@ use crate::sync::atomic::{
 };
 use core::hint::select_unpredictable;
 use core::ops::Deref;
-use core::ptr;
+use core::ptr::{self, NonNull};
 
 /// The separator of a child that is not there. Greater than every address.
 pub(super) const FREE: u64 = u64::MAX;
@@ -144,6 +145,8 @@ pub(super) struct Leaf<T, const N: usize> {
     low: AtomicU64,
     high: AtomicU64,
     link: RetireLink,
+    /// Where its memory is to be given back, if not to the allocator.
+    home: Option<NonNull<Piece>>,
 }
 
 impl<T, const N: usize> Leaf<T, N> {
@@ -167,6 +170,7 @@ impl<T, const N: usize> Leaf<T, N> {
             low: AtomicU64::new(low),
             high: AtomicU64::new(high),
             link: RetireLink::new(),
+            home: None,
         }
     }
 
@@ -597,6 +601,16 @@ pub(super) unsafe trait Node {
     const OFFSET: usize;
     fn obsolete(&self) -> &AtomicBool;
 
+    /// The piece of a pool that its memory came from; `None`: the allocator's.
+    fn home(&self) -> Option<NonNull<Piece>> {
+        None
+    }
+
+    /// Says where its memory came from.
+    fn set_home(&mut self, home: Option<NonNull<Piece>>) {
+        debug_assert!(home.is_none(), "only leaves come from pools");
+    }
+
     /// True once the node has been, or is just being, replaced.
     #[inline]
     fn is_obsolete(&self) -> bool {
@@ -617,6 +631,12 @@ unsafe impl<T, const N: usize> Node for Leaf<T, N> {
     #[inline]
     fn obsolete(&self) -> &AtomicBool {
         &self.obsolete
+    }
+    fn home(&self) -> Option<NonNull<Piece>> {
+        self.home
+    }
+    fn set_home(&mut self, home: Option<NonNull<Piece>>) {
+        self.home = home;
     }
 }
 

@@ -1,6 +1,7 @@
 //! Nodes set aside, so that a change that has begun cannot run out of memory.
 
 use super::node::{Inner, Leaf, Node};
+use super::pool::{LeafPool, Piece};
 use crate::error::OutOfMemory;
 use crate::sync::{Freeing, Participant, Pin, RetireLink};
 use alloc::alloc::{Layout, alloc, dealloc};
@@ -45,7 +46,12 @@ pub(super) struct Stash<N> {
 
 struct Spare {
     next: *mut Spare,
+    /// The piece that it belongs to; `None`: the allocator's.
+    home: Option<NonNull<Piece>>,
 }
+
+/// Memory for a node, and where it is to be given back.
+pub(super) type Room<N> = (NonNull<N>, Option<NonNull<Piece>>);
 
 // SAFETY: it owns plain memory, which belongs to no thread.
 unsafe impl<N> Send for Stash<N> {}
@@ -62,47 +68,67 @@ impl<N> Stash<N> {
         self.len
     }
 
-    /// Allocates until `wanted` are at hand. What it got before it failed stays.
+    /// Allocates until `wanted` are at hand, from `pool` if it has any. What it got before it failed stays.
     #[inline]
-    pub(super) fn fill(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
-        if self.len >= wanted { Ok(()) } else { self.allocate(wanted) }
+    pub(super) fn fill<'a>(
+        &mut self,
+        wanted: usize,
+        pool: impl FnOnce() -> Option<&'a LeafPool>,
+    ) -> Result<(), OutOfMemory> {
+        if self.len >= wanted { Ok(()) } else { self.allocate(wanted, pool()) }
     }
 
     #[cold]
-    fn allocate(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
+    fn allocate(&mut self, wanted: usize, pool: Option<&LeafPool>) -> Result<(), OutOfMemory> {
         while self.len < wanted {
             #[cfg(test)]
             if super::tests::allocation_fails() {
                 return Err(OutOfMemory);
             }
-            // SAFETY: nodes are not of size zero.
-            let memory = unsafe { alloc(Layout::new::<N>()) }.cast::<Spare>();
-            if memory.is_null() {
-                return Err(OutOfMemory);
-            }
-            // SAFETY: fresh memory, larger than a pointer and aligned to a cache line.
-            unsafe { memory.write(Spare { next: self.head }) };
-            self.head = memory;
+            let (memory, home) = match pool.and_then(LeafPool::take) {
+                Some((memory, piece)) => (memory, Some(piece)),
+                // SAFETY: nodes are not of size zero.
+                None => (NonNull::new(unsafe { alloc(Layout::new::<N>()) }).ok_or(OutOfMemory)?, None),
+            };
+            let memory = memory.cast::<Spare>();
+            // SAFETY: memory for a node, ours, larger than this and aligned to a cache line.
+            unsafe { memory.write(Spare { next: self.head, home }) };
+            self.head = memory.as_ptr();
             self.len += 1;
         }
         Ok(())
     }
 
     /// Memory for one node, or `None` when there is none.
-    pub(super) fn take(&mut self) -> Option<NonNull<N>> {
+    pub(super) fn take(&mut self) -> Option<Room<N>> {
         let spare = NonNull::new(self.head)?;
         // SAFETY: chained by `fill` and ours.
-        self.head = unsafe { spare.as_ref() }.next;
+        let Spare { next, home } = *unsafe { spare.as_ref() };
+        self.head = next;
         self.len -= 1;
-        Some(spare.cast())
+        Some((spare.cast(), home))
     }
 }
 
 impl<N> Drop for Stash<N> {
     fn drop(&mut self) {
-        while let Some(node) = self.take() {
-            // SAFETY: allocated by `fill` with this layout, never handed out.
-            unsafe { dealloc(node.as_ptr().cast(), Layout::new::<N>()) };
+        while let Some(room) = self.take() {
+            // SAFETY: allocated by `fill`, never handed out.
+            unsafe { give_back(room) };
+        }
+    }
+}
+
+/// Gives memory back to where it came from.
+///
+/// # Safety
+/// It came from a stash for such nodes, and nobody can reach it.
+unsafe fn give_back<N>((node, home): Room<N>) {
+    // SAFETY: as the caller says: from that piece, or from the allocator with this layout.
+    unsafe {
+        match home {
+            Some(piece) => Piece::give(piece, node.cast()),
+            None => dealloc(node.as_ptr().cast(), Layout::new::<N>()),
         }
     }
 }
@@ -132,6 +158,7 @@ unsafe fn release<N: Node>(link: NonNull<RetireLink>, _: &mut Freeing<'_>) {
 /// # Safety
 /// `node` came from a stash and nobody can reach it.
 pub(super) unsafe fn free<N: Node>(node: *mut N) {
-    // SAFETY: allocated by `Stash::fill` with this layout; nodes hold nothing that needs dropping.
-    unsafe { dealloc(node.cast(), Layout::new::<N>()) };
+    let Some(node) = NonNull::new(node) else { return };
+    // SAFETY: live until here; a node knows its home, and holds nothing that needs dropping.
+    unsafe { give_back((node, node.as_ref().home())) };
 }

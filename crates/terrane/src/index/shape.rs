@@ -7,7 +7,7 @@ use super::find::{Path, Snapshot};
 use super::graft::{Change, child_above, partner};
 use super::node::{Child, Held, Inner, Item, Leaf, Node};
 use super::reserve::{Reserve, Stash, retire};
-use super::{Entry, Index, MAX_HEIGHT};
+use super::{Entry, Index, MAX_HEIGHT, POOL_FROM};
 use crate::addr::is_page_aligned;
 use crate::error::OutOfMemory;
 use crate::sync::Pin;
@@ -138,9 +138,10 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
         }
         let (leaves, inners) = self.need(inserts);
         reserve.promised = 0;
-        reserve.leaves.fill(leaves + height.min(1))?;
+        let pool = || self.pool.as_ref().filter(|_| self.bytes() >= POOL_FROM);
+        reserve.leaves.fill(leaves + height.min(1), pool)?;
         // One copy above merged leaves; a merged node and a copy at each level above that.
-        reserve.inners.fill(inners + (2 * height).saturating_sub(1))?;
+        reserve.inners.fill(inners + (2 * height).saturating_sub(1), || None)?;
         reserve.promised = inserts;
         Ok(())
     }
@@ -269,8 +270,8 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
             }
             if Self::lacks(reserve, &path) {
                 drop((leaf, shape));
-                reserve.leaves.fill(2)?;
-                reserve.inners.fill(Self::inners_for_split(&path))?;
+                reserve.leaves.fill(2, || None)?;
+                reserve.inners.fill(Self::inners_for_split(&path), || None)?;
                 continue;
             }
             self.split(
@@ -288,7 +289,7 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     /// Sets aside what a split of the path's leaf takes, however long there is no memory.
     fn supply(reserve: &mut Reserve<T, N, F>, path: &Path<'_, T, N, F>) {
         let inners = Self::inners_for_split(path);
-        while reserve.leaves.fill(2).and_then(|()| reserve.inners.fill(inners)).is_err() {
+        while reserve.leaves.fill(2, || None).and_then(|()| reserve.inners.fill(inners, || None)).is_err() {
             spin_loop();
         }
     }
@@ -415,8 +416,9 @@ impl<T: Entry, const N: usize, const F: usize> Index<T, N, F> {
     }
 
     /// Takes a node from the reserve.
-    pub(super) fn make<M>(&self, stash: &mut Stash<M>, value: M) -> *mut M {
-        let Some(node) = stash.take() else { panic!("a change of the index without a reserve") };
+    pub(super) fn make<M: Node>(&self, stash: &mut Stash<M>, mut value: M) -> *mut M {
+        let Some((node, home)) = stash.take() else { panic!("a change of the index without a reserve") };
+        value.set_home(home);
         // SAFETY: memory of that size and alignment, and ours.
         unsafe { node.write(value) };
         self.count_bytes(size_of::<M>() as isize);

@@ -7,7 +7,7 @@ mod parallel;
 mod threads;
 
 use super::node::{Inner, Leaf, MARK, Node};
-use super::{Direction, Entry, GapRequest, Index, Reserve};
+use super::{Direction, Entry, GapRequest, Index, LeafPool, Reserve};
 use crate::addr::{AddrRange, PAGE_SIZE};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Epoch, Freeing, Participant, Pin, RetireLink};
@@ -31,6 +31,14 @@ pub(super) fn allocation_fails() -> bool {
             false
         }
     })
+}
+
+/// Runs `what` while only `allowed` more allocations succeed.
+pub(super) fn with_allowed<R>(allowed: usize, what: impl FnOnce() -> R) -> R {
+    ALLOWED.set(allowed);
+    let result = what();
+    ALLOWED.set(usize::MAX);
+    result
 }
 
 /// What a record says once it is freed; it is leaked, so that a late reader meets this and not foreign memory.
@@ -283,8 +291,9 @@ fn a_reserve_that_fails_changes_nothing() {
 fn runs_leave_full_leaves_and_merges_give_them_back() {
     let epoch = Epoch::try_new(1).unwrap();
     let cpu = epoch.register().unwrap();
-    for descending in [false, true] {
-        let index = Index::<Record>::try_new(AddrRange::new(0, 1 << 40), true).unwrap();
+    let pool = LeafPool::try_new(|_, _| ()).unwrap();
+    for (descending, pool) in [(false, None), (true, None), (true, Some(&pool))] {
+        let index = Index::<Record>::try_new_in(AddrRange::new(0, 1 << 40), true, pool).unwrap();
         let mut reserve = Reserve::new();
         let empty = index.bytes();
         const COUNT: u64 = 10_000;
@@ -300,6 +309,9 @@ fn runs_leave_full_leaves_and_merges_give_them_back() {
         check(&index);
         let each = index.bytes() / COUNT as usize;
         assert!(each <= 30, "{each} bytes an entry");
+        if let Some(pool) = pool {
+            assert_eq!(pool.bytes(), 2 << 20);
+        }
         for nth in 0..COUNT {
             let pin = cpu.pin();
             let start = (nth * 7919 % COUNT + u64::from(descending)) * PAGE_SIZE;
