@@ -224,6 +224,28 @@ int main(void)
 	fd = open("/tmp", O_TMPFILE | O_RDWR, 0600);
 	if (fd >= 0)
 		close(fd);
+	puts("# Another root");
+	if (geteuid() == 0) {
+		R(chroot("/proc/self/exe"));
+		R(chroot("/none"));
+		R(mkdir("/tmp/terrane-root", 0700) == 0 || errno == EEXIST);
+		R(mkdir("/tmp/terrane-root/in", 0700) == 0 || errno == EEXIST);
+		IN_CHILD("chroot", {
+			char where[64] = "";
+			R(chroot("/tmp/terrane-root"));
+			R(chdir("/in"));
+			OK(getcwd(where, sizeof where));
+			puts(where);
+			R(access("/in", F_OK));
+			R(access("/../../in", F_OK));
+			R(access("/tmp", F_OK));
+			R(chdir("../../.."));
+			OK(getcwd(where, sizeof where));
+			puts(where);
+		});
+		R(rmdir("/tmp/terrane-root/in"));
+		R(rmdir("/tmp/terrane-root"));
+	}
 	struct rlimit limit = { 20, 20 };
 	R(setrlimit(RLIMIT_NOFILE, &limit));
 	int opened = 0;

@@ -121,5 +121,26 @@ int main(void)
 	R(write(fd, "x", 1));
 	close(fd);
 	IS(read_all("/proc/self/cmdline") > 0);
+
+	puts("# A long text");
+	char *holes = map(512 * PAGE, PROT_READ | PROT_WRITE);
+	for (int i = 0; i < 512; i += 2)
+		if (madvise(holes + i * PAGE, PAGE, MADV_DONTFORK))
+			failed("madvise");
+	static char piece[1 << 16];
+	fd = open("/proc/self/smaps", O_RDONLY);
+	ssize_t got = read(fd, piece, sizeof piece), all = got;
+	/* As much as fits into a page, and whole lines. */
+	IS(got > 2000 && got <= 4096 && piece[got - 1] == '\n');
+	got = read(fd, piece, 10);
+	all += got;
+	IS(got == 10);
+	while ((got = read(fd, piece, 3000)) > 0)
+		all += got;
+	IS(all > 500 * 500);
+	close(fd);
+	fd = open("/proc/self/smaps", O_RDONLY);
+	IS(pread(fd, piece, 10, 20) == 10);
+	close(fd);
 	return 0;
 }

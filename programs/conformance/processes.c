@@ -1,5 +1,6 @@
 /* fork, vfork, clone, execve, wait4, waitid, exit. */
 #include "check.h"
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 
 static int on_stack(void *with)
@@ -202,6 +203,26 @@ int main(int argc, char **argv, char **envp)
 	}
 	IS(waitpid(child, &status, 0) == child);
 	ended("vfork and execve", status);
+
+	puts("# Orphans");
+	R(prctl(PR_SET_CHILD_SUBREAPER, 1));
+	int adopts = 0;
+	R(prctl(PR_GET_CHILD_SUBREAPER, &adopts));
+	IS(adopts == 1);
+	child = fork();
+	if (child == 0) {
+		if (fork() == 0) {
+			pause_for(50);
+			_exit(getppid() == 1 ? 1 : 42);
+		}
+		_exit(7);
+	}
+	IS(waitpid(child, &status, 0) == child);
+	ended("parent", status);
+	IS(waitpid(-1, &status, 0) > 0);
+	ended("orphan", status);
+	R(waitpid(-1, &status, 0));
+	R(prctl(PR_SET_CHILD_SUBREAPER, 0));
 
 	puts("# Copies");
 	char *pages = map(256 * PAGE, PROT_READ | PROT_WRITE);

@@ -97,6 +97,7 @@ pub mod nr {
     pub const GETCWD: u64 = 79;
     pub const CHDIR: u64 = 80;
     pub const FCHDIR: u64 = 81;
+    pub const CHROOT: u64 = 161;
     pub const RENAME: u64 = 82;
     pub const MKDIR: u64 = 83;
     pub const RMDIR: u64 = 84;

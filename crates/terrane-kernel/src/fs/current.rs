@@ -9,7 +9,7 @@ use crate::errno::Errno;
 use crate::mm::{Object, Space};
 use crate::sync::SpinLock;
 use crate::task::process::{LIMITS, RLIMIT_NOFILE};
-use crate::task::thread::{Thread, current};
+use crate::task::thread::{Thread, current, try_current};
 use crate::task::{sched, signal, tree};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -18,15 +18,24 @@ use core::sync::atomic::Ordering;
 use terrane::mm::Layout;
 use terrane::sync::Shared;
 
-/// The directory in which relative paths begin, and the mask of permissions. Threads of a process share it as a rule.
+/// The directory in which relative paths begin, the one that absolute paths begin in, and the mask of permissions. Threads of a process share it
+/// as a rule.
 pub struct Cwd {
-    state: SpinLock<(Option<Node>, u32)>,
+    state: SpinLock<State>,
+}
+
+#[derive(Clone)]
+struct State {
+    /// `None` for the root of all.
+    directory: Option<Node>,
+    root: Option<Node>,
+    umask: u32,
 }
 
 impl Cwd {
     /// The root, and Linux's usual mask.
     pub const fn new() -> Self {
-        Self { state: SpinLock::new((None, 0o022)) }
+        Self { state: SpinLock::new(State { directory: None, root: None, umask: 0o022 }) }
     }
 
     /// The same for another process.
@@ -39,23 +48,34 @@ impl Cwd {
 
     /// The directory.
     pub fn directory(&self) -> Node {
-        self.state.lock().0.clone().unwrap_or_else(|| root().clone())
+        self.state.lock().directory.clone().unwrap_or_else(|| root().clone())
+    }
+
+    /// Where absolute paths begin.
+    pub fn root(&self) -> Node {
+        self.state.lock().root.clone().unwrap_or_else(|| root().clone())
+    }
+
+    /// Lets them begin elsewhere (`chroot`).
+    pub fn set_root(&self, node: Node) {
+        let before = self.state.lock().root.replace(node);
+        drop(before);
     }
 
     /// Goes to another.
     pub fn set_directory(&self, node: Node) {
-        let before = self.state.lock().0.replace(node);
+        let before = self.state.lock().directory.replace(node);
         drop(before);
     }
 
     /// The permissions that new files do not get.
     pub fn umask(&self) -> u32 {
-        self.state.lock().1
+        self.state.lock().umask
     }
 
     /// Sets them; what was set before.
     pub fn set_umask(&self, umask: u32) -> u32 {
-        core::mem::replace(&mut self.state.lock().1, umask & 0o777)
+        core::mem::replace(&mut self.state.lock().umask, umask & 0o777)
     }
 }
 
@@ -73,6 +93,11 @@ pub const SIGXFSZ: u32 = 25;
 /// The descriptors of the thread that calls.
 pub fn files() -> Shared<Files> {
     current().files().clone()
+}
+
+/// Where its absolute paths begin; the root of all before there are threads.
+pub fn root_directory() -> Node {
+    try_current().map_or_else(|| root().clone(), |thread| thread.cwd().root())
 }
 
 /// Its directory.

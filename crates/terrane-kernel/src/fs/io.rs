@@ -35,13 +35,13 @@ fn read_piece(file: &OpenFile, offset: u64, buffer: &mut [u8], blocks: bool) -> 
         Kind::Proc(entry) if entry.is_memory() => entry.read_memory(offset, buffer),
         Kind::Proc(entry) => {
             let mut text = file.text.lock();
-            if offset == 0 {
+            if offset == 0 || text.is_new() {
                 *text = entry.text()?;
             }
-            let rest = usize::try_from(offset).ok().and_then(|offset| text.get(offset..)).unwrap_or_default();
-            let count = rest.len().min(buffer.len());
-            buffer[..count].copy_from_slice(&rest[..count]);
-            Ok(count)
+            let from = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
+            let found = text.read(from, buffer.len())?;
+            buffer[..found.len()].copy_from_slice(found);
+            Ok(found.len())
         }
         Kind::Symlink(_) | Kind::Epoll(_) | Kind::Process(_) => Err(Errno::EINVAL),
     }

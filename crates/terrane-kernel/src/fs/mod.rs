@@ -239,6 +239,7 @@ pub fn syscall(number: u64, args: &[u64; 6]) -> Option<Result<u64, Errno>> {
         nr::READLINKAT => names::readlink(fd, b, c, d),
         nr::CHDIR => names::chdir(a),
         nr::FCHDIR => names::fchdir(fd),
+        nr::CHROOT => names::chroot(a),
         nr::GETCWD => names::getcwd(a, b),
         nr::GETDENTS64 => names::getdents(fd, b, c & 0xffff_ffff),
         nr::UMASK => Ok(u64::from(current::cwd().set_umask(int(a)))),

@@ -341,6 +341,21 @@ fn enter(node: Node) -> Result<u64, Errno> {
     Ok(0)
 }
 
+/// `chroot`.
+pub fn chroot(at: u64) -> Result<u64, Errno> {
+    let node = find(AT_FDCWD, at, Last::Follow)?.existing()?;
+    if !node.is_directory() {
+        return Err(Errno::ENOTDIR);
+    }
+    let who = Who::calls();
+    who.may(&node, EXECUTE)?;
+    if !who.is_superuser() {
+        return Err(Errno::EPERM);
+    }
+    current::cwd().set_root(node);
+    Ok(0)
+}
+
 /// `getcwd`: the length with the NUL.
 pub fn getcwd(at: u64, size: u64) -> Result<u64, Errno> {
     let mut path = path_of(&current::cwd().directory())?;

@@ -7,6 +7,7 @@ use super::epoll;
 use super::inode::{Kind, Node};
 use super::locks;
 use super::pidfd;
+use super::procfs::Reading;
 use crate::arch;
 use crate::errno::Errno;
 use crate::sync::{Mutex, SpinLock};
@@ -30,7 +31,7 @@ pub struct OpenFile {
     /// Descriptors that stand for it: at none, nobody will wait for it any more.
     descriptors: AtomicUsize,
     /// What it reads, if that is made up (`/proc`).
-    pub text: Mutex<Vec<u8>>,
+    pub text: Mutex<Reading>,
     /// It was put into an `epoll`.
     pub watched: AtomicU32,
     /// It holds or has held a lock of `flock`.
@@ -49,7 +50,7 @@ impl OpenFile {
             position: Mutex::new(0),
             path,
             descriptors: AtomicUsize::new(0),
-            text: Mutex::new(Vec::new()),
+            text: Mutex::new(Reading::default()),
             watched: AtomicU32::new(0),
             locked: SpinLock::new(false),
         };

@@ -1,6 +1,7 @@
 //! From paths to inodes.
 
 use super::abi::{MAX_LINKS, NAME_MAX, PATH_MAX};
+use super::current;
 use super::directory::copy;
 use super::inode::{Kind, Node};
 use super::permission::{EXECUTE, Who};
@@ -86,7 +87,7 @@ impl Found {
     }
 }
 
-/// The absolute path of a directory, or of an inode that `/proc` has made up.
+/// The absolute path of a directory, or of an inode that `/proc` has made up: from where the caller's paths begin, if it is beneath that.
 ///
 /// # Errors
 /// `ENOENT` when it has been removed, `ENOMEM`.
@@ -96,7 +97,8 @@ pub fn path_of(node: &Node) -> Result<Vec<u8>, Errno> {
     }
     let mut names: Vec<Vec<u8>> = Vec::new();
     let mut node = node.clone();
-    while !Node::ptr_eq(&node, tree::root()) {
+    let top = current::root_directory();
+    while !Node::ptr_eq(&node, &top) && !Node::ptr_eq(&node, tree::root()) {
         let parent = node.directory().and_then(super::directory::Directory::parent).ok_or(Errno::ENOENT)?;
         let name = parent.directory().ok_or(Errno::ENOENT)?.name_of(&node)?;
         names.try_reserve(1)?;
@@ -166,7 +168,8 @@ pub fn walk(start: &Node, path: &[u8], end: Last) -> Result<Found, Errno> {
         return Err(Errno::ENAMETOOLONG);
     }
     let who = Who::calls();
-    let mut here = if path[0] == b'/' { tree::root().clone() } else { start.clone() };
+    let top = current::root_directory();
+    let mut here = if path[0] == b'/' { top.clone() } else { start.clone() };
     let mut rest = copy(path)?;
     let mut at = 0;
     let mut links = 0;
@@ -196,7 +199,9 @@ pub fn walk(start: &Node, path: &[u8], end: Last) -> Result<Found, Errno> {
             continue;
         }
         if name == b".." {
-            here = parent_of(&here)?;
+            if !Node::ptr_eq(&here, &top) {
+                here = parent_of(&here)?;
+            }
             dots = Dots::Two;
             continue;
         }
@@ -233,7 +238,7 @@ pub fn walk(start: &Node, path: &[u8], end: Last) -> Result<Found, Errno> {
                         return Err(Errno::ENOENT);
                     }
                     if target[0] == b'/' {
-                        here = tree::root().clone();
+                        here = top.clone();
                         dots = Dots::Root;
                     }
                     target.try_reserve(rest.len() - name_end)?;

@@ -254,12 +254,17 @@ impl UserFault {
             }
             DO_COPY => {
                 let [to, from, len, mode] = user::read_value::<[u64; 4]>(at)?;
+                check(to, len)?;
+                if from.checked_add(len).is_none() {
+                    return Err(Errno::EINVAL);
+                }
                 let how = Resolve::from_bits(mode).ok_or(Errno::EINVAL)?;
                 let result = copy(&handler, to, from, len, how);
                 answer(at + 32, len, result)
             }
             DO_ZEROPAGE | DO_CONTINUE | DO_POISON => {
                 let [addr, len, mode] = user::read_value::<[u64; 3]>(at)?;
+                check(addr, len)?;
                 let how = Resolve::from_bits(mode).ok_or(Errno::EINVAL)?;
                 let result = mm::with_cpu(|cpu| match request {
                     DO_ZEROPAGE => handler.zeropage(cpu, addr, len, how),
@@ -270,6 +275,8 @@ impl UserFault {
             }
             DO_MOVE => {
                 let [to, from, len, mode] = user::read_value::<[u64; 4]>(at)?;
+                check(to, len)?;
+                check(from, len)?;
                 // `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES` is bit 1.
                 if mode & !3 != 0 {
                     return Err(Errno::EINVAL);
@@ -355,6 +362,13 @@ fn copy(handler: &Handler, to: u64, from: u64, len: u64, how: Resolve) -> Result
         }
     }
     Ok(())
+}
+
+/// Whether pages of the program's may be there: the whole call is refused otherwise, and nothing is answered.
+fn check(addr: u64, len: u64) -> Result<(), Errno> {
+    let aligned = addr.is_multiple_of(PAGE_SIZE) && len.is_multiple_of(PAGE_SIZE) && len > 0;
+    let inside = addr.checked_add(len).is_some_and(|end| end <= abi::USER_END);
+    if aligned && inside { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 /// Writes what a call has done to `at`: bytes, or the negative errno; and says the errno.

@@ -112,6 +112,18 @@ unsafe impl Tlb for KernelHost {
     fn settle(&self, _: CpuId, _: Ticket) {}
 }
 
+/// Rounds of waiting for another processor before others run here.
+const SPINS: u32 = 256;
+
+/// What takes that long has been interrupted: by sleep, where a call waits for a lock, and goes on when it gets a processor, perhaps this one.
+/// Since the kernel is not preempted, nobody else would give it one.
+#[cold]
+fn let_others_run() {
+    if crate::arch::interrupts::are_enabled() {
+        crate::task::yield_now();
+    }
+}
+
 impl Wait for KernelHost {
     fn wait(&self, _: CpuId, word: &AtomicU32, value: u32) {
         crate::fs::userfault::announce();
@@ -123,8 +135,11 @@ impl Wait for KernelHost {
     }
 
     #[inline]
-    fn relax(&self, _: CpuId, _: u32) {
+    fn relax(&self, _: CpuId, rounds: u32) {
         crate::arch::relax();
+        if rounds % SPINS == SPINS - 1 {
+            let_others_run();
+        }
     }
 }
 

@@ -341,8 +341,9 @@ pub fn get_mempolicy([mode, to, max, addr, flags, _]: [u64; 6]) -> Answer {
         }
         flags if flags == NODE | ADDR => {
             user::read_value::<u8>(addr)?;
+            // What is no page of its own there, but the one of zeros, is on the first.
             let node = with(|space, cpu| Ok(space.node_at(cpu, addr)))?;
-            (node.ok_or(Errno::EFAULT)? as i32, there)
+            (node.unwrap_or(0) as i32, there)
         }
         _ => return Err(Errno::EINVAL),
     };
@@ -362,9 +363,12 @@ pub fn set_mempolicy_home_node(addr: u64, len: u64, node: u64, flags: u64) -> An
     if !addr.is_multiple_of(PAGE_SIZE) || flags != 0 || node != 0 {
         return Err(Errno::EINVAL);
     }
-    let end = addr.checked_add(len.next_multiple_of(PAGE_SIZE)).ok_or(Errno::EINVAL)?;
-    // As Linux: what has no policy has no home, and that is no error; but for where no memory is bound, or preferred of several.
+    // What ends at the end of all addresses is empty, as on Linux.
+    let len = len.checked_next_multiple_of(PAGE_SIZE).unwrap_or(0);
+    let end = addr.checked_add(len).ok_or(Errno::EINVAL)?;
+    // As Linux: memory without a policy is passed over, other policies than of bound memory have no home, and some memory must have one.
     let mut at = addr;
+    let mut any = addr == end;
     while at < end {
         let next = with(|space, cpu| {
             let pin = cpu.pin();
@@ -372,10 +376,12 @@ pub fn set_mempolicy_home_node(addr: u64, len: u64, node: u64, flags: u64) -> An
         })?;
         let Some(range) = next else { break };
         let policy = with(|space, cpu| space.policy_at(cpu, range.start))?;
-        if !matches!(policy.mode, PolicyMode::Default | PolicyMode::Bind) {
-            return Err(Errno::EOPNOTSUPP);
+        match policy.mode {
+            PolicyMode::Default => {}
+            PolicyMode::Bind => any = true,
+            _ => return Err(Errno::EOPNOTSUPP),
         }
         at = range.end;
     }
-    if addr == end || at > addr { Ok(0) } else { Err(Errno::ENOENT) }
+    if any { Ok(0) } else { Err(Errno::ENOENT) }
 }

@@ -504,6 +504,8 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
     const GET_NAME: u64 = 16;
     const SET_NO_NEW_PRIVS: u64 = 38;
     const GET_NO_NEW_PRIVS: u64 = 39;
+    const SET_CHILD_SUBREAPER: u64 = 36;
+    const GET_CHILD_SUBREAPER: u64 = 37;
     const GET_TID_ADDRESS: u64 = 40;
     const SET_MDWE: u64 = 65;
     const GET_MDWE: u64 = 66;
@@ -557,6 +559,14 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
             Ok(0)
         }
         GET_NO_NEW_PRIVS => Ok(process.no_new_privileges.load(Ordering::Relaxed).into()),
+        SET_CHILD_SUBREAPER => {
+            process.adopts.store(a != 0, Ordering::Relaxed);
+            Ok(0)
+        }
+        GET_CHILD_SUBREAPER => {
+            user::write_value(a, u32::from(process.adopts.load(Ordering::Relaxed)))?;
+            Ok(0)
+        }
         GET_TID_ADDRESS => {
             user::write_value(a, thread.private().clear_child_tid)?;
             Ok(0)

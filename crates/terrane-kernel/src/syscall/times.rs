@@ -102,6 +102,33 @@ pub fn gettimeofday(to: u64, zone: u64) -> Answer {
     Ok(0)
 }
 
+/// `settimeofday`. The time zone is told to nobody.
+pub fn settimeofday(from: u64, zone: u64) -> Answer {
+    let to = match from {
+        0 => None,
+        at => {
+            let [seconds, microseconds] = user::read_value::<[i64; 2]>(at)?;
+            if !(0..=1_000_000).contains(&microseconds) {
+                return Err(Errno::EINVAL);
+            }
+            Some(Timespec { seconds, nanoseconds: microseconds * 1000 })
+        }
+    };
+    if zone != 0 {
+        user::read_value::<[u32; 2]>(zone)?;
+    }
+    let to = to.map(Timespec::duration).transpose()?;
+    if !current().process().is_privileged() {
+        return Err(Errno::EPERM);
+    }
+    match to {
+        Some(to) if to < arch::now() => return Err(Errno::EINVAL),
+        Some(to) => arch::set_realtime(to),
+        None => {}
+    }
+    Ok(0)
+}
+
 /// `time`.
 pub fn time(to: u64) -> Answer {
     let now = arch::realtime() / SECOND;

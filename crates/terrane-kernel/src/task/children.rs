@@ -41,16 +41,38 @@ fn code_of(status: u32) -> (i32, i32) {
     }
 }
 
+/// Who gets the children of a process that ends: the next before it that adopts (`PR_SET_CHILD_SUBREAPER`), or nobody.
+fn heir_of(tree: &Tree, process: &Process) -> u32 {
+    let mut at = process.id();
+    while let Some(parent) = tree.process(at).map(|node| node.parent) {
+        match tree.process(parent) {
+            Some(node)
+                if node.process.adopts.load(Ordering::Relaxed) && node.process.exit_status().is_none() =>
+            {
+                return parent;
+            }
+            _ => at = parent,
+        }
+    }
+    NOBODY
+}
+
 /// The last thread of a process has gone: its children get another parent, and its own is told.
 pub fn has_ended(process: &Shared<Process>) {
     let status = process.exit_status().unwrap_or(0);
     let mut removed = None;
     {
         let mut tree = tree();
+        let heir = heir_of(&tree, process);
         for node in tree.processes_mut() {
             if node.parent == process.id() {
-                node.parent = NOBODY;
+                node.parent = heir;
+                // Whatever it was to send: another parent expects the usual.
+                node.process.exit_signal.store(SIGCHLD, Ordering::Relaxed);
             }
+        }
+        if let Some(heir) = tree.process(heir) {
+            heir.process.children_changed.wake_all();
         }
         // Of those who have ended already nobody will ask. What is dropped here has no space, nor files.
         while let Some(orphan) =
@@ -217,15 +239,16 @@ pub fn waitid(kind: u64, id: u64, info: u64, options: u64, usage: u64) -> Result
         2 if id as i32 > 0 => Which::Group(id as u32),
         _ => return Err(Errno::EINVAL),
     };
-    let found = wait(which, options)?;
-    if let Some(found) = &found
+    let found = wait(which, options);
+    if let Ok(Some(found)) = &found
         && usage != 0
     {
         write_usage(usage, &found.usage)?;
     }
     if info != 0 {
+        // Also with an error: it says of nobody then.
         let told = match &found {
-            Some(found) => {
+            Ok(Some(found)) => {
                 let (code, status) = match found.change {
                     Change::Ended(status) => code_of(status),
                     Change::Stopped(signal) => (CLD_STOPPED, signal as i32),
@@ -233,9 +256,9 @@ pub fn waitid(kind: u64, id: u64, info: u64, options: u64, usage: u64) -> Result
                 };
                 [SIGCHLD, 0, code as u32, 0, found.process, 0, status as u32]
             }
-            None => [0; 7],
+            _ => [0; 7],
         };
         user::write_value(info, told)?;
     }
-    Ok(0)
+    found.map(|_| 0)
 }

@@ -118,7 +118,9 @@ pub struct Process {
     pub began: u64,
     /// `personality`.
     pub personality: AtomicU32,
-    /// `PR_SET_DUMPABLE`, `PR_SET_CHILD_SUBREAPER`, `PR_SET_NO_NEW_PRIVS`: what is set is what is got.
+    /// `PR_SET_CHILD_SUBREAPER`: orphans beneath it are its children.
+    pub adopts: AtomicBool,
+    /// `PR_SET_DUMPABLE`, `PR_SET_NO_NEW_PRIVS`: what is set is what is got.
     pub dumpable: AtomicU32,
     pub no_new_privileges: AtomicBool,
     /// `PR_SET_MDWE`: memory is not to become executable that was not so when it was mapped.
@@ -166,6 +168,7 @@ impl Process {
             timers: Timers::new(),
             began: crate::arch::now(),
             personality: AtomicU32::new(0),
+            adopts: AtomicBool::new(false),
             dumpable: AtomicU32::new(1),
             no_new_privileges: AtomicBool::new(false),
             no_new_code: AtomicU32::new(0),

@@ -118,22 +118,47 @@ impl AddAssign for Footprint {
     }
 }
 
-/// How many entries map each page of a table's span of a mapping.
-struct Sharers([u32; TABLE_ENTRIES]);
+/// How many entries map each page of a stretch of an object, of as many pages as a table has entries: counted once for all mappings that show
+/// it, of which there may be as many as pages.
+#[derive(Debug)]
+pub(crate) struct Sharers {
+    /// The object's number, and the stretch's first page.
+    of: Option<(u64, u64)>,
+    counts: [u32; TABLE_ENTRIES],
+}
 
 impl Sharers {
-    /// Every page is mapped here only.
-    const NONE: Self = Self([1; TABLE_ENTRIES]);
+    /// Nothing is counted.
+    pub(crate) const NONE: Self = Self { of: None, counts: [1; TABLE_ENTRIES] };
 
-    /// Counts the entries that map pages of `object`, from page `first` on; `count` of them.
-    fn count<H: Host>(&mut self, cpu: &Cpu<H>, object: &Object<H>, first: u64, count: u64) {
-        self.0.fill(0);
-        for_each_range_of_object(cpu, object, first..first + count, |mm, _, range, page| {
+    /// The counts of `count` pages of `object` from page `first` on: those of before, or counted now.
+    fn of<H: Host>(&mut self, cpu: &Cpu<H>, object: &Object<H>, first: u64, count: u64) -> &[u32] {
+        let size = TABLE_ENTRIES as u64;
+        let from = match self.of {
+            Some((number, from))
+                if number == object.number() && from <= first && first + count <= from + size =>
+            {
+                from
+            }
+            _ => {
+                self.count(cpu, object, first);
+                first
+            }
+        };
+        self.counts.get((first - from) as usize..).unwrap_or_default()
+    }
+
+    /// Counts the entries that map pages of `object`, from page `first` on.
+    fn count<H: Host>(&mut self, cpu: &Cpu<H>, object: &Object<H>, first: u64) {
+        self.of = Some((object.number(), first));
+        self.counts.fill(0);
+        let pages = first..first + TABLE_ENTRIES as u64;
+        for_each_range_of_object(cpu, object, pages, |mm, _, range, page| {
             for_each_entry(mm, cpu, range, |ram, addr, slot| {
                 let index = page + ((addr - range.start) >> PAGE_SHIFT) - first;
                 if let Some(frame) = Pte::decode::<H::Format>(slot.load()).frame()
                     && is_of_object(ram, frame)
-                    && let Some(sharers) = self.0.get_mut(index as usize)
+                    && let Some(sharers) = self.counts.get_mut(index as usize)
                 {
                     *sharers += 1;
                 }
@@ -200,8 +225,8 @@ impl<H: Host> Census<'_, H> {
         } += PAGE_SIZE;
     }
 
-    /// Adds what `range`, of one table's span at most, maps.
-    fn add_span(&mut self, ram: &Ram<'_, H>, range: AddrRange, sharers: &Sharers) {
+    /// Adds what `range`, of one table's span at most, maps; `sharers` of its pages if they are an object's.
+    fn add_span(&mut self, ram: &Ram<'_, H>, range: AddrRange, sharers: &[u32]) {
         let _ = self.mm.page_table.for_each_run(ram, range, |run| {
             Slot::for_each_used(run.slots, |index, slot| {
                 let raw = slot.load();
@@ -209,7 +234,7 @@ impl<H: Host> Census<'_, H> {
                     let place = (run.address_of(index) - range.start) >> PAGE_SHIFT;
                     match Pte::decode::<H::Format>(raw) {
                         Pte::Page { frame, flags } | Pte::NoAccess { frame, flags } => {
-                            let sharers = sharers.0.get(place as usize).map_or(1, |&sharers| sharers);
+                            let sharers = sharers.get(place as usize).map_or(1, |&sharers| sharers);
                             self.add(ram, Found { frame, flags, huge: false }, sharers);
                         }
                         Pte::Swap(payload) => {
@@ -238,6 +263,12 @@ impl<H: Host> AddressSpace<H> {
     /// O(pages), and O(pages) for each other mapping of the same object. Blocks on the object's mapping lock; not while
     /// pinned.
     pub fn footprint(&self, cpu: &Cpu<H>, mapping: &Mapping) -> Footprint {
+        let mut sharers = Sharers::NONE;
+        self.footprint_with(cpu, mapping, &mut sharers)
+    }
+
+    /// The same, for one of many mappings: with what was counted for those before.
+    pub(crate) fn footprint_with(&self, cpu: &Cpu<H>, mapping: &Mapping, sharers: &mut Sharers) -> Footprint {
         let mm = self.mm();
         let object = self.object_at(cpu, mapping);
         let swapped = object.as_ref().map_or(0, |object| self.swapped_of(cpu, mapping, object));
@@ -245,16 +276,15 @@ impl<H: Host> AddressSpace<H> {
         let shared = object.filter(|object| object.lock_mappings().len() > 1);
         let mut census =
             Census { mm, locked: mapping.flags.contains(VmFlags::LOCKED), sum: Footprint::default() };
-        let mut sharers = Sharers::NONE;
         let mut at = mapping.range.start;
         while let Some(span) = self.next_span(cpu, AddrRange::new(at, mapping.range.end)) {
-            if let Some(object) = &shared {
-                let first =
-                    (mapping.offset >> PAGE_SHIFT) + ((span.start - mapping.range.start) >> PAGE_SHIFT);
-                sharers.count(cpu, object, first, span.pages());
-            }
+            let first = (mapping.offset >> PAGE_SHIFT) + ((span.start - mapping.range.start) >> PAGE_SHIFT);
+            let counts = match &shared {
+                Some(object) => sharers.of(cpu, object, first, span.pages()),
+                None => &[],
+            };
             let pin = cpu.pin();
-            census.add_span(&mm.ram(&pin), span, &sharers);
+            census.add_span(&mm.ram(&pin), span, counts);
             at = span.end;
         }
         // As in Linux: without a share.

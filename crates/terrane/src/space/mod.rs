@@ -64,6 +64,7 @@ mod within;
 pub use accounts::Limit;
 pub use collapse::CollapseProgress;
 pub use config::{Placement, SpaceConfig};
+pub(crate) use footprint::Sharers;
 pub use footprint::{Footprint, Share};
 pub use listing::{Backing, Listing, Mapping};
 pub use lock::{LockAllFlags, LockFlags};

@@ -3,7 +3,7 @@
 //! | function | file of `/proc` | what it tells |
 //! |---|---|---|
 //! | [`write_maps`] | `pid/maps` | the mappings: one moment between calls |
-//! | [`write_smaps`] | `pid/smaps` | the same, and how much memory each holds |
+//! | [`write_smaps`], [`Smaps`] | `pid/smaps` | the same, and how much memory each holds |
 //! | [`write_smaps_rollup`] | `pid/smaps_rollup` | the sums of that |
 //! | [`write_status`] | `pid/status` | the lines about memory |
 //! | [`write_vmstat`] | `vmstat` | counters of the machine |
@@ -31,7 +31,7 @@ mod status;
 mod vmstat;
 
 pub use maps::write_maps;
-pub use smaps::{write_smaps, write_smaps_rollup};
+pub use smaps::{Smaps, write_smaps, write_smaps_rollup};
 pub use status::{Status, write_status};
 pub use vmstat::write_vmstat;
 

@@ -3,10 +3,11 @@
 use super::maps::{write_header, write_prefix};
 use super::{Footprint, Listing, TextError, write_size};
 use crate::addr::{AddrRange, PAGE_SIZE};
+use crate::error::Error;
 use crate::host::Host;
 use crate::machine::Cpu;
 use crate::mm::BLOCK_SIZE;
-use crate::space::{AddressSpace, Backing, Mapping};
+use crate::space::{AddressSpace, Backing, Mapping, Sharers};
 use crate::vma::{Prot, VmFlags};
 use core::fmt::{self, Write};
 
@@ -20,18 +21,53 @@ pub fn write_smaps<H: Host>(
     cpu: &Cpu<H>,
     out: &mut impl Write,
 ) -> Result<(), TextError> {
-    let listing = space.listing(cpu)?;
-    for mapping in &listing.mappings {
-        let footprint = space.footprint(cpu, mapping);
-        write_header(out, &listing, mapping)?;
+    let mut smaps = Smaps::new(space, cpu)?;
+    while smaps.write_next(space, cpu, out)? {}
+    Ok(())
+}
+
+/// `/proc/pid/smaps`, a mapping at a time: for readers that stop after the first few, or want no more memory than that. What mappings there
+/// are is of the moment of [`Smaps::new`], how much they hold of the moment that they are written.
+#[derive(Debug)]
+pub struct Smaps {
+    listing: Listing,
+    /// How many of its mappings are written.
+    written: usize,
+    /// What was counted for them that may hold for the next.
+    sharers: Sharers,
+}
+
+impl Smaps {
+    /// The mappings of `space`, of which none is written yet. O(n log n) in their number.
+    ///
+    /// # Errors
+    /// [`Error::NoMemory`].
+    pub fn new<H: Host>(space: &AddressSpace<H>, cpu: &Cpu<H>) -> Result<Self, Error> {
+        Ok(Self { listing: space.listing(cpu)?, written: 0, sharers: Sharers::NONE })
+    }
+
+    /// Writes what is to be said of the next mapping; false when there is none. O(pages), as [`write_smaps`].
+    ///
+    /// # Errors
+    /// [`TextError`].
+    pub fn write_next<H: Host>(
+        &mut self,
+        space: &AddressSpace<H>,
+        cpu: &Cpu<H>,
+        out: &mut impl Write,
+    ) -> Result<bool, TextError> {
+        let Some(mapping) = self.listing.mappings.get(self.written) else { return Ok(false) };
+        let footprint = space.footprint_with(cpu, mapping, &mut self.sharers);
+        write_header(out, &self.listing, mapping)?;
         write_size(out, "Size:", mapping.range.len())?;
         write_size(out, "KernelPageSize:", PAGE_SIZE)?;
         write_size(out, "MMUPageSize:", PAGE_SIZE)?;
         write_footprint(out, &footprint, false)?;
         writeln!(out, "THPeligible:    {:>8}", u8::from(is_eligible(space, mapping)))?;
         write_flags(out, mapping.flags)?;
+        self.written += 1;
+        Ok(true)
     }
-    Ok(())
 }
 
 /// Writes `/proc/pid/smaps_rollup`: the sums of [`write_smaps`]. As that.
@@ -44,9 +80,9 @@ pub fn write_smaps_rollup<H: Host>(
     out: &mut impl Write,
 ) -> Result<(), TextError> {
     let Listing { mappings, .. } = space.listing(cpu)?;
-    let mut sum = Footprint::default();
+    let (mut sum, mut sharers) = (Footprint::default(), Sharers::NONE);
     for mapping in &mappings {
-        sum += space.footprint(cpu, mapping);
+        sum += space.footprint_with(cpu, mapping, &mut sharers);
     }
     let range = match (mappings.first(), mappings.last()) {
         (Some(first), Some(last)) => AddrRange::new(first.range.start, last.range.end),

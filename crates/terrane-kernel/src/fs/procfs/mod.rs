@@ -19,8 +19,12 @@ use super::inode::{Inode, Kind, Node, Volume};
 use super::tree;
 use crate::arch;
 use crate::errno::Errno;
+use crate::mm::{self, Space};
+use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::fmt::{self, Write};
+use terrane::sync::Shared;
+use terrane::text::Smaps;
 
 /// A thing that is made up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -328,13 +332,17 @@ impl Entry {
     ///
     /// # Errors
     /// `ESRCH` when its process has ended, `EISDIR`, `ENOMEM`.
-    pub fn text(self) -> Result<Vec<u8>, Errno> {
+    pub fn text(self) -> Result<Reading, Errno> {
         let mut text = Text::default();
         match self {
             Entry::Machine(file) => file.write(&mut text).map_err(|_| Errno::ENOMEM)?,
             Entry::Setting(setting) => setting.write(&mut text).map_err(|_| Errno::ENOMEM)?,
             Entry::File(pid, thread, file) => {
                 let info: Info = current::info(pid).ok_or(Errno::ESRCH)?;
+                if let (ProcessFile::Smaps, Some(space)) = (file, &info.space) {
+                    let rest = Shared::try_new(mm::with_cpu(|cpu| Smaps::new(space, cpu))?)?;
+                    return Ok(Reading { text, rest: Some((Arc::downgrade(space), rest)), begun: true });
+                }
                 file.write(&info, thread, &mut text)?;
             }
             Entry::DescriptorText(pid, fd) => {
@@ -350,7 +358,7 @@ impl Entry {
             }
             _ => return Err(Errno::EISDIR),
         }
-        Ok(text.bytes)
+        Ok(Reading { text, rest: None, begun: true })
     }
 
     /// A program writes to it.
@@ -363,6 +371,50 @@ impl Entry {
             Entry::File(pid, _, file) => file.store(pid, bytes),
             _ => Err(Errno::EIO),
         }
+    }
+}
+
+/// A text that is being read. `smaps` can be long, and many look only at its beginning: so it is written as far as it is asked for.
+#[derive(Default)]
+pub struct Reading {
+    text: Text,
+    rest: Option<(Weak<Space>, Shared<Smaps>)>,
+    /// It has been begun.
+    begun: bool,
+}
+
+impl Reading {
+    /// Nothing has been read of it yet.
+    pub fn is_new(&self) -> bool {
+        !self.begun
+    }
+
+    /// Up to `len` bytes from `from` on. Where more is written for that, it is as much as Linux would: what is said of so many mappings as
+    /// fit into a page, and no part of the next.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn read(&mut self, from: usize, len: usize) -> Result<&[u8], Errno> {
+        const PAGE: usize = 4096;
+        let mut end = from.saturating_add(len);
+        while self.text.bytes.len() < end
+            && let Some((space, rest)) = &mut self.rest
+        {
+            let before = self.text.bytes.len();
+            let more = match (space.upgrade(), Shared::get_mut(rest)) {
+                (Some(space), Some(rest)) => mm::with_cpu(|cpu| rest.write_next(&space, cpu, &mut self.text)),
+                // A space that has gone has no more to tell.
+                _ => Ok(false),
+            };
+            if !more.map_err(process::from_text)? {
+                self.rest = None;
+            }
+            if before > from && self.text.bytes.len() > from.saturating_add(PAGE) {
+                end = before;
+            }
+        }
+        let end = end.min(self.text.bytes.len());
+        Ok(self.text.bytes.get(from..end).unwrap_or_default())
     }
 }
 

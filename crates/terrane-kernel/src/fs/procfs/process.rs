@@ -129,7 +129,7 @@ pub fn name_of(file: &OpenFile) -> Result<Vec<u8>, Errno> {
     Ok(text.bytes)
 }
 
-fn from_text(error: TextError) -> Errno {
+pub(super) fn from_text(error: TextError) -> Errno {
     match error {
         TextError::List(error) => error.into(),
         TextError::Write => Errno::ENOMEM,
@@ -144,12 +144,13 @@ impl ProcessFile {
     pub fn write(self, info: &Info, thread: Option<u32>, out: &mut Text) -> Result<(), Errno> {
         let no_memory = |_: fmt::Error| Errno::ENOMEM;
         match self {
-            ProcessFile::Maps | ProcessFile::Smaps | ProcessFile::SmapsRollup => {
+            // Written as it is read: `Reading`.
+            ProcessFile::Smaps => Ok(()),
+            ProcessFile::Maps | ProcessFile::SmapsRollup => {
                 // A process that has ended has no mappings.
                 let Some(space) = &info.space else { return Ok(()) };
                 mm::with_cpu(|cpu| match self {
                     ProcessFile::Maps => text::write_maps(space, cpu, out),
-                    ProcessFile::Smaps => text::write_smaps(space, cpu, out),
                     _ => text::write_smaps_rollup(space, cpu, out),
                 })
                 .map_err(from_text)
