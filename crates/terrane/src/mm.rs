@@ -33,12 +33,14 @@
 
 mod block;
 mod layout;
+mod parting;
 pub mod policy;
 pub mod rss;
 
 pub use block::{BLOCK_SIZE, HugePages};
 pub(crate) use block::{BlockFrames, SpareBlock, block_around};
 pub use layout::Layout;
+pub(crate) use parting::Parting;
 
 use crate::addr::AddrRange;
 use crate::error::OutOfMemory;
@@ -122,6 +124,8 @@ pub struct Mm<H: Host> {
     blocks: AtomicBool,
     /// False as long as nothing is sealed.
     pub(crate) sealed: AtomicBool,
+    /// False as long as no private page is shared with another space; see [`mm::parting`](parting).
+    sharers: AtomicBool,
     /// True while a fork has made pages read-only but stores through old translations may still arrive: nobody may
     /// copy such a page yet, or a store would be lost.
     pub forking: AtomicBool,
@@ -284,6 +288,7 @@ impl<H: Host> Mm<H> {
             policies: policy::Policies::new(),
             blocks: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
+            sharers: AtomicBool::new(false),
             forking: AtomicBool::new(false),
             ending: CachePadded::new(AtomicUsize::new(0)),
             classic: lock_api::RwLock::new(()),

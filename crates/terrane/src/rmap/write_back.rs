@@ -28,13 +28,14 @@ use crate::error::Error;
 use crate::frame::{FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
+use crate::mm::Parting;
 use crate::mm::rss::{PageKind, Removed};
 use crate::object::Object;
 use crate::page_table::{BUSY, Pte, PteFlags, Slot, swap_slot};
 use crate::sync::Pin;
 use crate::sync::atomic::Ordering;
 use crate::vma::VmFlags;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 
 impl<H: Host> Object<H> {
     /// Writes all dirty pages to the file. Blocks; not while pinned.
@@ -142,18 +143,24 @@ impl<H: Host> Object<H> {
             let marks_stay = vma.flags().contains(VmFlags::UFFD_WP);
             let mut copies = FrameList::new();
             let mut removed = Removed::default();
-            for_each_entry(mm, cpu, range, |ram, _, slot| {
+            let mut clear = |ram: &Ram<'_, H>, slot: &Slot, parting: Option<&mut Parting>| {
                 let before = if marks_stay {
                     slot.clear_but_mark::<H::Format, H>(ram)
                 } else {
                     slot.clear_but_guard(ram)
                 };
-                match Pte::decode::<H::Format>(before) {
+                let pte = Pte::decode::<H::Format>(before);
+                match pte {
                     Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
                         let meta = ram.frames.meta(frame);
                         let kind = PageKind::from_flags(meta.flags());
                         removed.add(kind, 1);
-                        if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
+                        if kind != Some(PageKind::Anon)
+                            || parting.is_some_and(|parting| parting.keep(ram, pte))
+                        {
+                            return;
+                        }
+                        if meta.dec_references() == 0 {
                             copies.push(ram.frames, frame);
                         }
                     }
@@ -164,7 +171,17 @@ impl<H: Host> Object<H> {
                     }
                     _ => {}
                 }
-            });
+            };
+            if mm.may_share_pages() {
+                mm.for_each_part_with_sharers(cpu, range, |ram, part, parting| {
+                    mm.page_table.for_each_slot(ram, part, |_, slot| {
+                        clear(ram, slot, Some(&mut *parting));
+                        ControlFlow::Continue(())
+                    });
+                });
+            } else {
+                for_each_entry(mm, cpu, range, |ram, _, slot| clear(ram, slot, None));
+            }
             let pin = cpu.pin();
             let ram = mm.ram(&pin);
             mm.uncount(&pin, removed);

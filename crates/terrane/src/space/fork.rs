@@ -95,6 +95,8 @@ impl<H: Host> AddressSpace<H> {
         if let (Some(mine), Some(theirs)) = (&self.stretches, &child.stretches) {
             theirs.copy_from(mine);
         }
+        self.mm().expect_sharers();
+        child.mm().expect_sharers();
         // Before a page is shared: a walk looks for it in the child, too.
         child.mm().relocations.copy_from(&self.mm().relocations)?;
         let (mut protected, mut kin) = (false, 0);

@@ -6,7 +6,7 @@ use crate::frame::{BLOCK_FRAMES, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::mm::rss::{PageKind, Removed};
-use crate::mm::{BlockFrames, Mm, block_around};
+use crate::mm::{BlockFrames, Mm, Parting, block_around};
 use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot, swap_slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
@@ -23,6 +23,15 @@ pub(super) struct Sweep<'a, H: Host> {
     tables: bool,
     /// Pages of objects are concerned, which live on elsewhere: [`Mm::ending`] is raised.
     ending: bool,
+}
+
+/// What a sweep leaves in place.
+#[derive(Clone, Copy)]
+enum Leave {
+    Nothing,
+    Guards,
+    /// What handlers of user faults have protected stays so.
+    Marks,
 }
 
 impl<'a, H: Host> Sweep<'a, H> {
@@ -43,31 +52,49 @@ impl<'a, H: Host> Sweep<'a, H> {
     /// `ends_object`: pages of an object are concerned that may be written through these entries, or whose mapping goes.
     pub(super) fn zap(&mut self, range: AddrRange, ends_object: bool) {
         self.end_objects(ends_object);
-        let mm = self.mm;
-        mm.for_each_part(self.cpu, range, |ram, part| {
-            self.tables = true;
-            mm.page_table.zap(ram, part, &mut |_, pte| self.gone(ram, pte));
-        });
+        self.sweep(range, Leave::Nothing);
     }
 
     /// The same for pages that are to be forgotten while their mapping stays: guards stay too.
     pub(super) fn forget(&mut self, range: AddrRange, ends_object: bool) {
         self.end_objects(ends_object);
-        let mm = self.mm;
-        mm.for_each_part(self.cpu, range, |ram, part| {
-            self.tables = true;
-            mm.page_table.zap_but_guards(ram, part, &mut |_, pte| self.gone(ram, pte));
-        });
+        self.sweep(range, Leave::Guards);
     }
 
     /// The same for shared memory under the eyes of a handler of user faults: what it has protected stays protected, too.
     pub(super) fn forget_but_marks(&mut self, range: AddrRange, ends_object: bool) {
         self.end_objects(ends_object);
+        self.sweep(range, Leave::Marks);
+    }
+
+    /// Empties the parts of `range` that have tables, but for what is to be left, and notes what is gone.
+    #[inline]
+    fn sweep(&mut self, range: AddrRange, leave: Leave) {
         let mm = self.mm;
-        mm.for_each_part(self.cpu, range, |ram, part| {
-            self.tables = true;
-            mm.page_table.zap_but_marks(ram, part, &mut |_, pte| self.gone(ram, pte));
-        });
+        if mm.may_share_pages() {
+            return mm.for_each_part_with_sharers(self.cpu, range, |ram, part, parting| {
+                self.sweep_part(ram, part, leave, Some(parting));
+            });
+        }
+        mm.for_each_part(self.cpu, range, |ram, part| self.sweep_part(ram, part, leave, None));
+    }
+
+    #[inline]
+    fn sweep_part(
+        &mut self,
+        ram: &Ram<'_, H>,
+        part: AddrRange,
+        leave: Leave,
+        mut parting: Option<&mut Parting>,
+    ) {
+        self.tables = true;
+        let table = &self.mm.page_table;
+        let mut gone = |_, pte| self.gone(ram, pte, parting.as_deref_mut());
+        match leave {
+            Leave::Nothing => table.zap(ram, part, &mut gone),
+            Leave::Guards => table.zap_but_guards(ram, part, &mut gone),
+            Leave::Marks => table.zap_but_marks(ram, part, &mut gone),
+        }
     }
 
     /// Says, before an entry changes, whether pages of objects are concerned; see [`zap`](Self::zap).
@@ -78,8 +105,8 @@ impl<'a, H: Host> Sweep<'a, H> {
         }
     }
 
-    /// An entry that said `pte` says it no more.
-    pub(super) fn gone(&mut self, ram: &Ram<'_, H>, pte: Pte) {
+    /// An entry that said `pte` says it no more. What others map too goes to `parting`, where such pages can be.
+    pub(super) fn gone(&mut self, ram: &Ram<'_, H>, pte: Pte, parting: Option<&mut Parting>) {
         self.tables = true;
         match pte {
             Pte::Page { frame, .. } | Pte::NoAccess { frame, .. } => {
@@ -90,14 +117,19 @@ impl<'a, H: Host> Sweep<'a, H> {
                 let meta = ram.frames.meta(frame);
                 let kind = PageKind::from_flags(meta.flags());
                 self.removed.add(kind, 1);
-                if kind == Some(PageKind::Anon) && meta.dec_references() == 0 {
+                if kind != Some(PageKind::Anon) || parting.is_some_and(|parting| parting.keep(ram, pte)) {
+                    return;
+                }
+                if meta.dec_references() == 0 {
                     self.pages.push(ram.frames, frame);
                 }
             }
             Pte::Block { frame, .. } => {
                 self.found = true;
                 self.removed.add(Some(PageKind::Anon), BLOCK_FRAMES as u64);
-                BlockFrames(frame).drop_references(ram, &mut self.pages);
+                if !parting.is_some_and(|parting| parting.keep(ram, pte)) {
+                    BlockFrames(frame).drop_references(ram, &mut self.pages);
+                }
             }
             Pte::Swap(number) => {
                 self.removed.add(Some(PageKind::Swap), 1);

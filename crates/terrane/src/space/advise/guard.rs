@@ -23,7 +23,7 @@ use crate::error::{Error, OutOfMemory};
 use crate::fault;
 use crate::host::Host;
 use crate::machine::Cpu;
-use crate::mm::Mm;
+use crate::mm::{Mm, Parting};
 use crate::page_table::{EMPTY, GUARD, Pte, SlotError};
 use crate::space::retry_with_memory;
 use crate::space::sweep::Sweep;
@@ -50,22 +50,28 @@ pub(super) fn install<H: Host>(
     mark(mm, cpu, range.start);
     make_tables(mm, cpu, range)?;
     sweep.end_objects(stores_reach);
+    let mut parting = mm.may_share_pages().then(Parting::new);
     let mut at = range.start;
     while at < range.end {
         let pin = cpu.pin();
         let ram = mm.ram(&pin);
+        let from = at;
         let stop = range.end.min(at + PAGES_A_PIN * PAGE_SIZE);
         while at < stop {
             let taken = mm.page_table.slot(&ram, at).ok().and_then(|slot| slot.take_any(&ram));
             let Some(taken) = taken else { break };
             let before = Pte::decode::<H::Format>(taken.previous());
             taken.publish(GUARD);
-            sweep.gone(&ram, before);
+            sweep.gone(&ram, before, parting.as_mut());
             at += PAGE_SIZE;
         }
         if at < stop {
             // The table is being looked at by whoever frees empty ones, and stays.
             ram.relax(0);
+        }
+        drop(pin);
+        if let Some(parting) = &mut parting {
+            parting.part(mm, cpu, AddrRange::new(from, stop));
         }
     }
     Ok(())

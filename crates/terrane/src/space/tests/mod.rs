@@ -19,6 +19,7 @@ mod reclaim;
 mod remap;
 mod rmap;
 mod seal;
+mod sharers;
 mod userfault;
 
 use crate::addr::PAGE_SIZE;
