@@ -9,8 +9,7 @@ use crate::error::HostedError;
 use core::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use terrane::addr::{Frame, PAGE_SHIFT, PAGE_SIZE, TABLE_ENTRIES};
-use terrane::host::FrameRange;
-use terrane::index::Back;
+use terrane::host::{Back, FrameRange};
 
 /// The number of the first frame.
 const FIRST_FRAME: u32 = TABLE_ENTRIES as u32;

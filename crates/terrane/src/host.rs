@@ -14,12 +14,14 @@
 
 use crate::addr::{AddrRange, Frame};
 use crate::copy::copy_bytes;
-use crate::index::Back;
 use crate::page_table::Format;
 use crate::stats::Event;
 use crate::sync::CpuId;
 use crate::sync::atomic::AtomicU32;
 use core::ptr::NonNull;
+
+/// Has memory, given by address and length (multiples of 2 MiB), backed by huge pages; or does not.
+pub type Back = fn(NonNull<u8>, usize);
 
 /// The physical memory of a machine.
 ///

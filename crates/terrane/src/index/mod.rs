@@ -164,7 +164,7 @@ mod tests;
 mod widen;
 mod write;
 
-pub use pool::{Back, LeafPool};
+pub use pool::LeafPool;
 pub use reserve::Reserve;
 pub use write::{Alone, Edit};
 

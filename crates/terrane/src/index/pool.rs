@@ -28,6 +28,7 @@
 use super::LEAF_SLOTS;
 use super::node::Leaf;
 use crate::error::OutOfMemory;
+use crate::host::Back;
 use crate::sync::{Shared, SpinLock};
 use alloc::alloc::{Layout, alloc, dealloc};
 use core::ptr::{self, NonNull};
@@ -40,9 +41,6 @@ const LAYOUT: Layout = match Layout::from_size_align(PIECE, PIECE) {
 };
 /// Bytes at the start of a piece for its head: leaves begin on lines.
 const HEAD: usize = 64;
-
-/// Has memory, given by address and length, backed by huge pages; or does not.
-pub type Back = fn(NonNull<u8>, usize);
 
 /// Room for leaves of one size. Clones are the same pool.
 #[derive(Clone)]
