@@ -176,6 +176,7 @@ conformance! {
     limits_are_as_on_linux "limits";
     wild_pointers_are_errors "wild";
     the_memory_of_others_is_as_on_linux "remote";
+    secrets_and_pools_are_as_on_linux "secret";
 }
 
 #[test]

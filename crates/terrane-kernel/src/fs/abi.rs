@@ -162,6 +162,7 @@ pub mod nr {
     pub const SYNCFS: u64 = 306;
     pub const RENAMEAT2: u64 = 316;
     pub const MEMFD_CREATE: u64 = 319;
+    pub const MEMFD_SECRET: u64 = 447;
     pub const COPY_FILE_RANGE: u64 = 326;
     pub const PREADV2: u64 = 327;
     pub const PWRITEV2: u64 = 328;

@@ -4,6 +4,8 @@
 //! program may fault.
 
 use super::abi::{IOV_MAX, MAX_TRANSFER, USER_END};
+use super::current;
+use super::descriptors::{is_secret, may_be_secrets};
 use crate::errno::Errno;
 use crate::user;
 use alloc::vec::Vec;
@@ -23,6 +25,20 @@ pub struct Buffers {
     one: [Part; 1],
     many: Vec<Part>,
     total: u64,
+    /// Of another program than the one that calls.
+    far: bool,
+}
+
+/// Whether what the space that runs here has at `address` is nobody else's to look at.
+fn hides(address: u64) -> bool {
+    may_be_secrets() && {
+        let space = current::space();
+        crate::mm::with_cpu(|cpu| {
+            let pin = cpu.pin();
+            space.mm().vma_at(&pin, address).and_then(|(vma, _)| vma.object().cloned())
+        })
+        .is_some_and(|object| is_secret(&object))
+    }
 }
 
 /// True when the bytes can lie in a program's memory at all.
@@ -40,7 +56,15 @@ impl Buffers {
             return Err(Errno::EFAULT);
         }
         let len = len.min(MAX_TRANSFER);
-        Ok(Self { one: [Part { at, len }], many: Vec::new(), total: len })
+        Ok(Self { one: [Part { at, len }], many: Vec::new(), total: len, far: false })
+    }
+
+    /// The same of another program.
+    ///
+    /// # Errors
+    /// As [`one`](Self::one).
+    pub fn far_one(at: u64, len: u64) -> Result<Self, Errno> {
+        Ok(Self { far: true, ..Self::one(at, len)? })
     }
 
     /// The `count` buffers that the array of `struct iovec` at `at` describes.
@@ -69,7 +93,7 @@ impl Buffers {
             part.len = part.len.min(MAX_TRANSFER - total);
             total += part.len;
         }
-        Ok(Self { one: [Part { at: 0, len: 0 }], many, total })
+        Ok(Self { one: [Part { at: 0, len: 0 }], many, total, far: false })
     }
 
     /// The same for buffers of another program, whose addresses are looked at when they are used.
@@ -93,7 +117,7 @@ impl Buffers {
             many.push(Part { at, len });
             total += len;
         }
-        Ok(Self { one: [Part { at: 0, len: 0 }], many, total })
+        Ok(Self { one: [Part { at: 0, len: 0 }], many, total, far: true })
     }
 
     /// Bytes in all.
@@ -155,7 +179,7 @@ impl Buffers {
                 let address = part.at.wrapping_add(within);
                 let page = 4096 - (address & 4095);
                 let len = page.min(part.len - within).min((count - done) as u64) as usize;
-                if !copy(address, done, len) {
+                if self.far && hides(address) || !copy(address, done, len) {
                     return done;
                 }
                 within += len as u64;

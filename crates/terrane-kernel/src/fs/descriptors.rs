@@ -9,7 +9,7 @@ use super::inode::{Inode, Kind, Volume};
 use super::locks::{self, Lock, Owner};
 use super::open::{Open, OpenFile};
 use super::pipe::Pipe;
-use super::regular::{SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_GROW, SEAL_SEAL, SEAL_SHRINK, SEAL_WRITE};
+use super::regular::{Nature, SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_GROW, SEAL_SEAL, SEAL_SHRINK, SEAL_WRITE};
 use super::signals::Signals;
 use super::timer::{Setting, Timer};
 use super::tree;
@@ -17,6 +17,7 @@ use crate::arch;
 use crate::errno::Errno;
 use crate::user;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// `dup`.
 pub fn dup(fd: i32) -> Result<u64, Errno> {
@@ -450,8 +451,10 @@ pub fn memfd_create(name: u64, flags: u32) -> Result<u64, Errno> {
     const ALLOW_SEALING: u32 = 2;
     const NOEXEC_SEAL: u32 = 8;
     const EXEC: u32 = 16;
-    // Among the refused: `MFD_HUGETLB`, for there is no pool.
-    if flags & !(CLOEXEC | ALLOW_SEALING | NOEXEC_SEAL | EXEC) != 0
+    const HUGE: u32 = 4;
+    const SIZES: u32 = 0x3f << 26;
+    let of_pool = if flags & HUGE != 0 { HUGE | SIZES } else { 0 };
+    if flags & !(of_pool | CLOEXEC | ALLOW_SEALING | NOEXEC_SEAL | EXEC) != 0
         || flags & NOEXEC_SEAL != 0 && flags & EXEC != 0
     {
         return Err(Errno::EINVAL);
@@ -466,13 +469,47 @@ pub fn memfd_create(name: u64, flags: u32) -> Result<u64, Errno> {
         _ => SEAL_EXEC,
     };
     let mode = if flags & NOEXEC_SEAL != 0 { 0o666 } else { 0o777 };
-    let node = tree::nameless(Volume::Memory, seals, mode)?;
+    let nature = match (flags & HUGE, flags >> 26) {
+        (0, _) => Nature::Plain,
+        (_, 0 | 21) => Nature::Pool(1 << 21),
+        (_, 30) => Nature::Pool(1 << 30),
+        _ => return Err(Errno::ENODEV),
+    };
+    let node = tree::nameless_of(nature, seals, mode)?;
     let mut path = Vec::new();
     path.try_reserve_exact(name.len() + 7)?;
     path.extend_from_slice(b"/memfd:");
     path.extend_from_slice(&name);
     let file = OpenFile::try_new(node, O_RDWR | super::abi::O_LARGEFILE, path)?;
     current::add_file(file, flags & CLOEXEC != 0)
+}
+
+/// Whether there has been a secret: only then others' memory is looked through for them.
+static SECRETS: AtomicBool = AtomicBool::new(false);
+/// What the mappings of secrets are called.
+const SECRET: &str = "/secretmem";
+
+/// `memfd_secret`.
+pub fn memfd_secret(flags: u32) -> Result<u64, Errno> {
+    if flags & !super::abi::O_CLOEXEC != 0 {
+        return Err(Errno::EINVAL);
+    }
+    let node = tree::nameless_of(Nature::Secret, SEAL_SEAL, 0o600)?;
+    let path = super::directory::copy(SECRET.as_bytes())?;
+    let file = OpenFile::try_new(node, O_RDWR, path)?;
+    SECRETS.store(true, Ordering::Relaxed);
+    current::add_file(file, flags & super::abi::O_CLOEXEC != 0)
+}
+
+/// False while there has been no secret.
+#[inline]
+pub fn may_be_secrets() -> bool {
+    SECRETS.load(Ordering::Relaxed)
+}
+
+/// True when the object is a secret's, which only those get at who have mapped it.
+pub fn is_secret(object: &crate::mm::Object) -> bool {
+    object.identity().is_some_and(|identity| identity.path() == SECRET)
 }
 
 /// `fsync` and its kin: the pages are all there is.

@@ -292,6 +292,7 @@ pub fn syscall(number: u64, args: &[u64; 6]) -> Option<Result<u64, Errno>> {
         nr::SPLICE => splice::splice(fd, b, c as i32, d, e, int(f)),
         nr::TEE => splice::tee(fd, b as i32, c, int(d)),
         nr::VMSPLICE => splice::vmsplice(fd, b, c, int(d)),
+        nr::MEMFD_SECRET => descriptors::memfd_secret(int(a)),
         nr::MEMFD_CREATE => descriptors::memfd_create(a, int(b)),
         nr::FSYNC | nr::FDATASYNC | nr::SYNCFS | nr::SYNC_FILE_RANGE => descriptors::fsync(fd),
         nr::SYNC => Ok(0),

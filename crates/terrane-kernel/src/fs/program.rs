@@ -7,7 +7,7 @@ use super::inode::{Kind, Node, Time};
 use super::names::start_of;
 use super::path::{Last, walk};
 use super::permission::{EXECUTE, Who};
-use super::regular::{SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_WRITE};
+use super::regular::{Nature, SEAL_EXEC, SEAL_FUTURE_WRITE, SEAL_WRITE};
 use super::tree;
 use crate::errno::Errno;
 use crate::mm::Object;
@@ -24,6 +24,8 @@ pub struct MappedFile {
     pub readable: bool,
     /// Opened for writing, and not sealed against it.
     pub writable: bool,
+    /// Of `memfd_secret`: locked as long as it is mapped.
+    pub secret: bool,
 }
 
 /// What `fd` gives to `mmap` with this protection and these flags.
@@ -39,6 +41,13 @@ pub fn mapping_of(fd: u64, prot: u64, flags: u64) -> Result<Mapped, Errno> {
     match &file.node.kind {
         Kind::Regular(regular) => {
             let (readable, mut writable) = (file.reads(), file.writes());
+            match regular.nature {
+                Nature::Plain => {}
+                Nature::Pool(_) => return Err(Errno::ENOMEM),
+                Nature::Secret if flags & TYPE == PRIVATE => return Err(Errno::EINVAL),
+                Nature::Secret => {}
+            }
+            let secret = regular.nature == Nature::Secret;
             let sealed = regular.seals() & (SEAL_WRITE | SEAL_FUTURE_WRITE) != 0;
             if sealed && flags & TYPE != PRIVATE {
                 if prot & WRITE != 0 && writable {
@@ -58,7 +67,7 @@ pub fn mapping_of(fd: u64, prot: u64, flags: u64) -> Result<Mapped, Errno> {
                 tree::name_object(&file.node, &file.path)?;
             }
             file.node.attributes.lock().accessed = Time::now();
-            Ok(Some(MappedFile { object, readable, writable }))
+            Ok(Some(MappedFile { object, readable, writable, secret }))
         }
         Kind::Device(Device::Zero) => Ok(None),
         // As Linux: how it was opened is looked at before what it is.

@@ -24,9 +24,21 @@ pub const SEAL_EXEC: u32 = 32;
 /// The longest file (`MAX_LFS_FILESIZE`).
 pub const MAX_LENGTH: u64 = i64::MAX as u64;
 
+/// What files there are beyond ordinary ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Nature {
+    /// Bytes that can be read, written and mapped.
+    Plain,
+    /// Of a pool of huge pages of this size (`MFD_HUGETLB`): there are no such pages, so it never has any.
+    Pool(u64),
+    /// Of `memfd_secret`: it can only be mapped, and nobody gets at it but by that.
+    Secret,
+}
+
 /// A regular file.
 pub struct Regular {
     object: Object,
+    pub nature: Nature,
     /// Held by who writes or changes the length, so that `O_APPEND` appends.
     pub writing: Mutex<()>,
     seals: AtomicU32,
@@ -51,8 +63,16 @@ impl Regular {
     /// # Errors
     /// `ENOMEM`.
     pub fn with_seals(seals: u32) -> Result<Self, Errno> {
+        Self::of_nature(Nature::Plain, seals)
+    }
+
+    /// An empty file of this nature, with these seals.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub fn of_nature(nature: Nature, seals: u32) -> Result<Self, Errno> {
         let object = terrane::object::Object::shared_memory(mm::machine(), 0)?;
-        Ok(Self { object, writing: Mutex::new(()), seals: AtomicU32::new(seals) })
+        Ok(Self { object, nature, writing: Mutex::new(()), seals: AtomicU32::new(seals) })
     }
 
     /// The object.
@@ -86,18 +106,24 @@ impl Regular {
     /// Reads from `offset`; fewer bytes at the end of the file.
     ///
     /// # Errors
-    /// `EIO`, `ENOMEM`.
+    /// `EIO`, `ENOMEM`, `EINVAL` for a secret.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, Errno> {
         inject::file()?;
+        if self.nature == Nature::Secret {
+            return Err(Errno::EINVAL);
+        }
         Ok(mm::with_cpu(|cpu| self.object.read(cpu, offset, buffer))?)
     }
 
     /// Writes to `offset`, and makes the file longer if need be. `writing` is held.
     ///
     /// # Errors
-    /// `EPERM` for a sealed file, `EFBIG`, `ENOSPC`, `EIO`.
+    /// `EPERM` for a sealed file, `EFBIG`, `ENOSPC`, `EIO`, `EINVAL` for what can only be mapped.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
         inject::file()?;
+        if self.nature != Nature::Plain {
+            return Err(Errno::EINVAL);
+        }
         if bytes.is_empty() {
             return Ok(0);
         }
@@ -141,13 +167,18 @@ impl Regular {
     /// Sets the length.
     ///
     /// # Errors
-    /// `EPERM` for a sealed file, `EFBIG`.
+    /// `EPERM` for a sealed file, `EFBIG`; `EINVAL` for parts of huge pages, or a secret that has a length.
     pub fn set_len(&self, len: u64) -> Result<(), Errno> {
         if len > MAX_LENGTH {
             return Err(Errno::EFBIG);
         }
         let _alone = self.writing.lock();
         let before = self.len();
+        match self.nature {
+            Nature::Pool(size) if !len.is_multiple_of(size) => return Err(Errno::EINVAL),
+            Nature::Secret if before != 0 => return Err(Errno::EINVAL),
+            _ => {}
+        }
         let forbidden = if len < before { SEAL_SHRINK } else { SEAL_GROW };
         if len != before && self.seals() & forbidden != 0 {
             return Err(Errno::EPERM);
@@ -205,6 +236,11 @@ impl Regular {
     /// `EFBIG`, `EPERM` for a sealed file, `ENOSPC`.
     pub fn allocate(&self, offset: u64, len: u64, keep_size: bool) -> Result<(), Errno> {
         let end = offset.checked_add(len).filter(|&end| end <= MAX_LENGTH).ok_or(Errno::EFBIG)?;
+        match self.nature {
+            Nature::Plain => {}
+            Nature::Pool(_) => return Err(Errno::ENOSPC),
+            Nature::Secret => return Err(Errno::EOPNOTSUPP),
+        }
         let _alone = self.writing.lock();
         mm::with_cpu(|cpu| {
             let before = self.len();

@@ -7,7 +7,7 @@ use super::directory::Directory;
 use super::inode::{Inode, Kind, Node, Volume};
 use super::path::{Dots, Found, path_of};
 use super::permission::Who;
-use super::regular::Regular;
+use super::regular::{Nature, Regular};
 use crate::errno::Errno;
 use crate::sync::Mutex;
 use alloc::string::String;
@@ -363,6 +363,16 @@ pub fn text(bytes: &[u8]) -> Result<String, Errno> {
 /// `ENOMEM`.
 pub fn nameless(volume: Volume, seals: u32, mode: u32) -> Result<Node, Errno> {
     let node = Inode::try_new(volume, Kind::Regular(Regular::with_seals(seals)?), mode)?;
+    node.attributes.lock().links = 0;
+    Ok(node)
+}
+
+/// The same of another nature.
+///
+/// # Errors
+/// `ENOMEM`.
+pub fn nameless_of(nature: Nature, seals: u32, mode: u32) -> Result<Node, Errno> {
+    let node = Inode::try_new(Volume::Memory, Kind::Regular(Regular::of_nature(nature, seals)?), mode)?;
     node.attributes.lock().links = 0;
     Ok(node)
 }

@@ -17,6 +17,8 @@ use terrane::space::{Policy, PolicyFlags, PolicyMode};
 use terrane::vma::VmFlags;
 
 const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_LOCKED: u64 = 0x2000;
+const MAP_HUGETLB: u64 = 0x4_0000;
 
 /// Runs `act` on the program's space.
 fn with<R>(act: impl FnOnce(&Space, &KernelCpu) -> Result<R, Error>) -> Result<R, Errno> {
@@ -100,6 +102,11 @@ pub fn mmap([addr, len, prot, flags, fd, offset]: [u64; 6]) -> Answer {
     if !has_room(0) && len != 0 {
         return Err(Errno::ENOMEM);
     }
+    if flags & MAP_HUGETLB != 0 && flags & MAP_ANONYMOUS != 0 {
+        // Of the pools of huge pages, none has any.
+        let known = matches!(flags >> 26 & 0x3f, 0 | 21 | 30);
+        return Err(if known && len != 0 { Errno::ENOMEM } else { Errno::EINVAL });
+    }
     if flags & MAP_ANONYMOUS != 0 {
         return with(|space, cpu| space.mmap(cpu, addr, len, prot, flags, None, offset));
     }
@@ -118,6 +125,7 @@ pub fn mmap([addr, len, prot, flags, fd, offset]: [u64; 6]) -> Answer {
             writable: mapped.writable,
             append_only: false,
         };
+        let flags = if mapped.secret { flags | MAP_LOCKED } else { flags };
         space.mmap(cpu, addr, len, prot, flags, Some(&file), offset)
     })
 }

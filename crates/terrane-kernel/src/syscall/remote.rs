@@ -100,7 +100,7 @@ pub fn process_vm([id, local, local_count, remote, remote_count, flags]: [u64; 6
 /// # Errors
 /// `EIO` where nothing can be read or written.
 pub fn memory(space: &Arc<Space>, at: u64, bytes: &mut [u8], writes: bool) -> Result<usize, Errno> {
-    let Ok(buffers) = Buffers::one(at, bytes.len() as u64) else { return Err(Errno::EIO) };
+    let Ok(buffers) = Buffers::far_one(at, bytes.len() as u64) else { return Err(Errno::EIO) };
     let done = in_space(space, || if writes { buffers.write(0, bytes) } else { buffers.read(0, bytes) });
     if done == 0 && !bytes.is_empty() { Err(Errno::EIO) } else { Ok(done) }
 }

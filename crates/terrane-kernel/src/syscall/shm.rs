@@ -101,7 +101,8 @@ pub fn shmget(key: u64, size: u64, flags: u64) -> Answer {
     }
     // There is no pool of huge pages.
     if flags & HUGE != 0 {
-        return Err(Errno::EINVAL);
+        let known = matches!(flags >> 26, 0 | 21 | 30);
+        return Err(if known && size > 0 { Errno::ENOMEM } else { Errno::EINVAL });
     }
     if size == 0 || size > i64::MAX as u64 - PAGE_SIZE {
         return Err(Errno::EINVAL);

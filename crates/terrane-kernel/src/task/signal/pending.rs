@@ -3,24 +3,24 @@
 use super::{Info, REAL_TIME, SI_USER, Set};
 use crate::errno::Errno;
 use crate::task::lock::Lock;
-use alloc::vec::Vec;
+use alloc::collections::VecDeque;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Signals that queue wait in this number at most.
-const QUEUED_MAX: usize = 4096;
+/// Signals that queue wait in this number at most: what `RLIMIT_SIGPENDING` says.
+const QUEUED_MAX: usize = 0x7fff;
 
 /// The signals that wait for a thread, or for a process.
 pub struct Pending {
     /// Which; changed under the lock, read without.
     set: AtomicU64,
     /// What is known about them, oldest first. A signal of the set without an entry here has been sent by somebody when there was no memory for it.
-    infos: Lock<Vec<Info>>,
+    infos: Lock<VecDeque<Info>>,
 }
 
 impl Pending {
     /// None.
     pub const fn new() -> Self {
-        Self { set: AtomicU64::new(0), infos: Lock::new(Vec::new()) }
+        Self { set: AtomicU64::new(0), infos: Lock::new(VecDeque::new()) }
     }
 
     /// Which there are.
@@ -40,7 +40,7 @@ impl Pending {
         }
         let room = infos.len() < QUEUED_MAX && infos.try_reserve(1).is_ok();
         if room {
-            infos.push(info);
+            infos.push_back(info);
         } else if info.signal >= REAL_TIME && info.code != SI_USER {
             return Err(Errno::EAGAIN);
         }
@@ -62,7 +62,7 @@ impl Pending {
         let signal = first.trailing_zeros() + 1;
         let place = infos.iter().position(|info| info.signal == signal);
         let info = match place {
-            Some(place) => infos.remove(place),
+            Some(place) => infos.remove(place).unwrap_or_default(),
             None => Info { signal, ..Info::default() },
         };
         if !infos.iter().any(|info| info.signal == signal) {
