@@ -177,6 +177,7 @@ conformance! {
     wild_pointers_are_errors "wild";
     the_memory_of_others_is_as_on_linux "remote";
     secrets_and_pools_are_as_on_linux "secret";
+    traced_children_are_as_on_linux "trace";
 }
 
 #[test]

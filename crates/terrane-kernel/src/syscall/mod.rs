@@ -16,8 +16,8 @@ pub use remote::memory as memory_of;
 
 use crate::arch::TrapFrame;
 use crate::errno::Errno;
-use crate::task::{children, clone, exec, exit, futex, rseq, signal};
-use crate::{fs, report};
+use crate::task::{children, clone, exec, exit, futex, rseq, signal, trace};
+use crate::{fs, report, task};
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// What a call returns.
@@ -55,7 +55,12 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         57 => clone::fork(frame),
         58 => clone::vfork(frame),
         59 => match exec::execve(frame, a, b, c) {
-            Ok(_) => return None,
+            Ok(_) => {
+                if task::current().private().is_traced {
+                    trace::at_exec(&task::current());
+                }
+                return None;
+            }
             Err(errno) => Err(errno),
         },
         60 => exit::thread(a),
@@ -68,6 +73,7 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         98 => process::getrusage(a, b),
         99 => process::sysinfo(a),
         100 => times::times(a),
+        101 => trace::ptrace(a, b, c, d),
         102 => identity::getuid(),
         104 => identity::getgid(),
         105 => identity::setuid(a),
@@ -157,7 +163,12 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         315 => process::sched_getattr(a, b, c, d),
         318 => process::getrandom(a, b, c),
         322 => match exec::execveat(frame, args) {
-            Ok(_) => return None,
+            Ok(_) => {
+                if task::current().private().is_traced {
+                    trace::at_exec(&task::current());
+                }
+                return None;
+            }
             Err(errno) => Err(errno),
         },
         324 => process::membarrier(a, b),

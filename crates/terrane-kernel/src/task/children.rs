@@ -5,6 +5,7 @@ use core::sync::atomic::Ordering;
 use super::process::{Process, Usage};
 use super::signal::{self, IGNORE, Info, SA_NOCLDWAIT, SIGCHLD, SIGCONT};
 use super::thread::current;
+use super::trace;
 use super::tree::{self, Change, Node, Tree, tree};
 use crate::errno::Errno;
 use crate::syscall::write_usage;
@@ -61,6 +62,7 @@ fn heir_of(tree: &Tree, process: &Process) -> u32 {
 pub fn has_ended(process: &Shared<Process>) {
     let status = process.exit_status().unwrap_or(0);
     let mut removed = None;
+    trace::tracer_ends(process.id());
     {
         let mut tree = tree();
         let heir = heir_of(&tree, process);
@@ -149,7 +151,7 @@ fn look(
         any = true;
         let wanted = match node.change.get() {
             Some(Change::Ended(_)) => options & WEXITED != 0,
-            Some(Change::Stopped(_)) => options & WUNTRACED != 0,
+            Some(Change::Stopped(_)) => options & WUNTRACED != 0 || trace::is_traced(&node.process),
             Some(Change::Continued) => options & WCONTINUED != 0,
             None => false,
         };

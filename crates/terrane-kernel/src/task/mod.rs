@@ -34,6 +34,7 @@ pub mod thread;
 pub mod time;
 mod timer;
 pub mod timers;
+pub mod trace;
 pub mod tree;
 mod vfork;
 pub mod wait;
@@ -192,8 +193,17 @@ fn float_code(thread: &thread::CurrentThread, vector: u8) -> i32 {
 pub fn on_syscall(frame: &mut TrapFrame) {
     let thread = current();
     restart::begin(&thread);
+    let traced = thread.private().is_traced;
+    if traced {
+        // What a program that looks on finds there before the call.
+        frame.rax = (Errno::ENOSYS.0 as u64).wrapping_neg();
+        trace::at_call(&thread, frame);
+    }
     if let Some(result) = syscall::call(frame) {
         restart::note(&thread, frame, result);
+    }
+    if traced {
+        trace::at_call(&thread, frame);
     }
 }
 

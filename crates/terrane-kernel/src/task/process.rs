@@ -8,6 +8,7 @@ use terrane::sync::Shared;
 use super::lock::Lock;
 use super::signal::{Action, Actions, Pending};
 use super::timers::Timers;
+use super::trace::Trace;
 use super::wait::Queue;
 use crate::errno::Errno;
 use crate::mm::Space;
@@ -108,6 +109,9 @@ pub struct Process {
     pub continued: AtomicBool,
     /// Stopped threads wait here.
     pub going_on: Queue,
+    /// `ptrace`; who is traced waits at `trace_changed`.
+    pub trace: Lock<Trace>,
+    pub trace_changed: Queue,
     /// What the parent is sent when it ends; 0 for nothing.
     pub exit_signal: AtomicU32,
     /// Of threads that have ended, and of children that were waited for.
@@ -162,6 +166,8 @@ impl Process {
             stopped: AtomicBool::new(false),
             continued: AtomicBool::new(false),
             going_on: Queue::new(),
+            trace: Lock::new(Trace::default()),
+            trace_changed: Queue::new(),
             exit_signal: AtomicU32::new(0),
             ended: Lock::new(Usage::default()),
             children: Lock::new(Usage::default()),

@@ -104,6 +104,8 @@ pub struct Private {
     pub alternate_stack: signal::AlternateStack,
     /// The mask that comes back after the handler (`sigsuspend`, `ppoll`).
     pub saved_mask: Option<Set>,
+    /// It is traced ([`super::trace`]).
+    pub is_traced: bool,
     /// The call under way was interrupted by a signal, and may begin anew.
     pub interrupted: bool,
     /// The call that begins does so anew.

@@ -8,7 +8,7 @@ use crate::arch::{TrapFrame, interrupts};
 use crate::errno::Errno;
 use crate::task::process::Exit;
 use crate::task::thread::{CurrentThread, current};
-use crate::task::{exit, restart, rseq, sched, stop};
+use crate::task::{exit, restart, rseq, sched, stop, trace};
 use core::sync::atomic::Ordering;
 
 /// The last thing before a return to user mode: does what waits to be done, and returns with interrupts off, so that what comes
@@ -64,6 +64,13 @@ fn deliver(thread: &CurrentThread, frame: &mut TrapFrame) {
     let wanted = Set(!thread.mask().0);
     let process = thread.process();
     let Some(info) = thread.pending.take(wanted).or_else(|| process.pending.take(wanted)) else { return };
+    let info = match info {
+        info if !thread.private().is_traced => info,
+        info => match trace::at_signal(thread, frame, info) {
+            Some(info) => info,
+            None => return,
+        },
+    };
     let signal = info.signal;
     let actions = process.actions();
     let action = actions.get(signal);
@@ -73,6 +80,10 @@ fn deliver(thread: &CurrentThread, frame: &mut TrapFrame) {
     match action.handler {
         IGNORE => {}
         DEFAULT if Set::HARMLESS.has(signal) => {}
+        DEFAULT if Set::STOPS.has(signal) && thread.private().is_traced => {
+            // The parent that wants it stopped is told of that, and lets it go on as ever.
+            let _ = trace::at_signal(thread, frame, info);
+        }
         DEFAULT if Set::STOPS.has(signal) => {
             stop::stop(process, signal);
         }

@@ -271,13 +271,14 @@ fn prepare(tree: &Tree, process: &Process, signal: u32, thread: Option<&Thread>)
     } else if signal == SIGKILL {
         process.stopped.store(false, Ordering::SeqCst);
         process.going_on.wake_all();
+        process.trace_changed.wake_all();
     }
     let mut masks = tree.threads_of(process).map(Thread::mask);
     let blocked = match thread {
         Some(thread) => thread.mask().has(signal),
         None => masks.next().is_some_and(|mask| mask.has(signal)),
     };
-    blocked || !is_ignored(&process.actions().get(signal), signal)
+    blocked || !is_ignored(&process.actions().get(signal), signal) || super::trace::is_traced(process)
 }
 
 /// Whether nothing at all is done about `signal`.
