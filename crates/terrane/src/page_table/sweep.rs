@@ -62,6 +62,21 @@ impl<F: Format> PageTable<F> {
         }
     }
 
+    /// True when there is neither a table nor a block for any part of `range`, so that nothing was ever mapped there, or is being
+    /// mapped. For a range inside of 2 MiB one load a level, and none below the first that says so.
+    #[inline]
+    pub fn is_untouched<'a, H: Host<Format = F>>(&'a self, ram: &Ram<'a, H>, range: AddrRange) -> bool {
+        if range.is_empty() || (range.start ^ (range.end - 1)) >= Level::BLOCK.span() {
+            return self.for_each_run(ram, range, |_| ControlFlow::Break(())).is_continue();
+        }
+        // A busy one is about to be something.
+        let is_free = |raw| matches!(raw, EMPTY | TOMBSTONE);
+        match self.descend(ram, range.start, Level::BLOCK) {
+            Ok(slot) => is_free(slot.load()),
+            Err(end) => end.is_none_or(|end| is_free(end.raw)),
+        }
+    }
+
     /// The entries of `range` if it lies in one leaf table and that exists.
     #[inline]
     fn single_run<'a, H: Host<Format = F>>(&'a self, ram: &Ram<'a, H>, range: AddrRange) -> Option<Run<'a>> {

@@ -45,7 +45,6 @@ use crate::mm::{Exclusive, Locking, Mm};
 use crate::stats::Counter;
 use crate::sync::Pin;
 use crate::vma::{MapFlags, Prot, VmFlags, Vma, merge};
-use core::ops::ControlFlow;
 
 /// What is left to the long way.
 const NOT_SIMPLE: MapFlags = MapFlags::SHARED.union(MapFlags::GROWSDOWN);
@@ -54,7 +53,7 @@ impl<H: Host> Mm<H> {
     /// True when there is a page table for part of `range`.
     #[inline]
     pub(super) fn has_tables(&self, pin: &Pin<'_>, range: AddrRange) -> bool {
-        self.page_table.for_each_run(&self.ram(pin), range, |_| ControlFlow::Break(())).is_break()
+        !self.page_table.is_untouched(&self.ram(pin), range)
     }
 
     /// Whether a step about `range` may go on without holding it. With the leaf locked, behind a full fence.

@@ -129,6 +129,11 @@ fn run<F: Format>(
             ControlFlow::Continue(())
         });
         assert_eq!(seen, model.iter().map(|(&addr, &pte)| (addr, pte)).collect::<Vec<_>>());
+        for (spot, pages) in (0..6).flat_map(|spot| [1, 3, 700].map(|pages| (spot, pages))) {
+            let range = range::<F>(spot, 600, pages);
+            let met = tree.for_each_run(&ram, range, |_| ControlFlow::Break(())).is_break();
+            assert_eq!(tree.is_untouched(&ram, range), !met, "{range:x?}");
+        }
         for (&addr, &pte) in model.iter().step_by(97) {
             assert_eq!(tree.lookup(&ram, addr).unwrap().decode::<F>(), pte);
         }
