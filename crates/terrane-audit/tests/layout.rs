@@ -13,7 +13,7 @@ const OPERATIONS: u64 = 200;
 const EPOCH: Exception = Exception {
     field: "machine.epoch.global",
     in_a_hundred: 8,
-    why: "a CPU that has retired 32 objects (VMAs, index nodes) moves the epoch on, twice",
+    why: "a CPU that has retired 32 objects (VMAs, index nodes) moves the epoch on, if no other has",
 };
 
 const POOL: Exception = Exception {
