@@ -33,7 +33,7 @@ pub static BENCH: Experiment = Experiment {
             for each thread of the most there are, however many work. apart: each thread in a machine of its own, which is what the hardware gives. Clearing a page is \
             measured in turn with the faults, 64 of each, and the median of the differences taken. fork, one space: all threads copy the same space, and \
             exclude each other. beside map + unmap: another thread does that elsewhere in the same space all the while, so \
-            there is one more than the column says. The names at the end are will-it-scale's, with threads; pages are of 4 KiB.",
+            there is one more than the column says; where that is more than the processors, it is left out. The names at the end are will-it-scale's, with threads; pages are of 4 KiB.",
     seconds: 0.3,
     runs: 15,
     memory,
@@ -173,7 +173,7 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
         for &variant in work.variants() {
             plan.set();
             for churn in [false, true] {
-                lines.push(Line::plan(&mut plan, &machines, work, variant, churn, &counts));
+                lines.push(Line::plan(&mut plan, &machines, work, variant, churn, &fitting(&counts, churn)));
             }
         }
     }
@@ -205,8 +205,7 @@ fn run(context: &Context<'_>) -> Result<report::Experiment, Failure> {
     listing.compare(&mut results);
     if let Some(threads) = counts.iter().find(|&&threads| !fit(threads, true)) {
         results.note(format!(
-            "Beside map + unmap, {threads} threads and the one beside are more than the {} processors here: such figures \
-             have no ratio.",
+            "Beside map + unmap, {threads} threads and the one beside are more than the {} processors here: that is left out.",
             processors().len()
         ));
     }
@@ -265,8 +264,7 @@ impl Line {
         };
         let above = has_clearing(self.work, self.variant, self.churn);
         let whole = asked.filter(|_| !above);
-        let fitting = counts.iter().filter(|&&threads| fit(threads, self.churn)).count();
-        let counts = &counts[..fitting];
+        let counts = &fitting(counts, self.churn);
         let apart = apart.filter(|_| self.variant.has_bound()).map(|line| &line.cases[..]);
         let words = metric(self.work, self.churn);
         scaling(results, &words, self.variant, &self.cases, apart, counts, 0, whole);
@@ -349,6 +347,11 @@ fn scaling(
 /// no ratio is worth telling.
 fn fit(threads: usize, churn: bool) -> bool {
     !churn || threads < processors().len()
+}
+
+/// Those numbers of threads that are measured: those that fit, and one thread, which is compared with itself alone.
+fn fitting(counts: &[usize], churn: bool) -> Vec<usize> {
+    counts.iter().copied().filter(|&threads| threads == 1 || fit(threads, churn)).collect()
 }
 
 fn metric(work: Work, churn: bool) -> String {
