@@ -8,7 +8,7 @@
 //! Every processor remembers the translations it has used, and goes on using them without a look at the page table
 //! until a shoot-down takes them away: that is the moment at which a missing one is noticed. A shoot-down posts its
 //! ticket late: an access that is under way may still use what it has translated, and the ticket has passed
-//! when no access that began before is left.
+//! when no access in that space that began before is left.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::BTreeMap;
@@ -47,9 +47,10 @@ pub struct Model {
 
 #[derive(Default)]
 struct State {
-    clock: u64,
-    /// When the access under way on each processor began.
-    under_way: BTreeMap<u32, u64>,
+    /// Each shoot-down so far: which processor made it, of which space.
+    asked: Vec<(u32, usize)>,
+    /// The access under way on each processor: how many shoot-downs there had been, and in which space it is.
+    under_way: BTreeMap<u32, (usize, usize)>,
     /// What each processor remembers: by processor, space and page.
     known: BTreeMap<(u32, usize, u64), (Frame, bool)>,
 }
@@ -107,16 +108,17 @@ impl Model {
         loop {
             let (began, known) = {
                 let mut state = host.tlb.lock().expect("no panic inside");
-                let clock = state.clock;
-                assert!(state.under_way.insert(key.0, clock).is_none(), "two accesses of one processor");
-                (clock, state.known.get(&key).copied())
+                let began = state.asked.len();
+                let access = (began, key.1);
+                assert!(state.under_way.insert(key.0, access).is_none(), "two accesses of one processor");
+                (began, state.known.get(&key).copied())
             };
             let frame = match known {
                 Some((frame, writable)) if writable || access != Access::Write => Some(frame),
                 _ => space.translate(cpu, addr, access).map(|found| {
                     let mut state = host.tlb.lock().expect("no panic inside");
                     // A processor does not remember what was shot down while it walked.
-                    if state.clock == began && !host.prompt {
+                    if state.asked.len() == began && !host.prompt {
                         state.known.insert(key, (found.frame, found.flags.contains(PteFlags::WRITE)));
                     }
                     found.frame
@@ -186,19 +188,24 @@ unsafe impl Memory for Model {
 unsafe impl Tlb for Model {
     type Space = Tag;
 
-    fn shoot_down(&self, _: CpuId, space: &Tag, range: AddrRange) -> ShootDown {
+    fn shoot_down(&self, cpu: CpuId, space: &Tag, range: AddrRange) -> ShootDown {
         if self.prompt || mutation::is("no_shoot_down") {
             return ShootDown::PASSED;
         }
         let space = std::ptr::from_ref(space).addr();
         let mut state = self.tlb.lock().expect("no panic inside");
         state.known.retain(|&(_, of, page), _| of != space || !range.contains(page * PAGE_SIZE));
-        state.clock += 1;
-        ShootDown { ticket: Ticket(state.clock), asked: 1 }
+        state.asked.push((cpu.0, space));
+        ShootDown { ticket: Ticket(state.asked.len() as u64), asked: 1 }
     }
 
-    fn has_passed(&self, _: CpuId, ticket: Ticket) -> bool {
-        self.tlb.lock().expect("no panic inside").under_way.values().all(|&began| began >= ticket.0)
+    // No more than a host must know: others' shoot-downs, and accesses in other spaces, do not count.
+    fn has_passed(&self, cpu: CpuId, ticket: Ticket) -> bool {
+        let state = self.tlb.lock().expect("no panic inside");
+        state.under_way.values().all(|&(began, space)| {
+            let upto = ticket.0 as usize;
+            began >= upto || !state.asked[began..upto].contains(&(cpu.0, space))
+        })
     }
 
     fn settle(&self, cpu: CpuId, ticket: Ticket) {

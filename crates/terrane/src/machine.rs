@@ -408,7 +408,8 @@ impl<H: Host> Cpu<H> {
     /// Frees deferred frames of the pinned CPU (this one or an idle one) whose grace is over.
     fn settle_pinned(&self, pin: &Pin<'_>) -> usize {
         let machine = &*self.machine;
-        machine.frames.settle(pin, &|cpu, ticket| machine.host.has_passed(cpu, ticket))
+        let freed = machine.frames.settle(pin, &|cpu, ticket| machine.host.has_passed(cpu, ticket));
+        freed + machine.ram(pin).settle_late()
     }
 
     /// For when memory is short: frees what can be freed, reclaims pages ([`reclaim`]), and while frames are
@@ -477,13 +478,14 @@ impl<H: Host> Cpu<H> {
             for index in 0..machine.epoch.used() {
                 let id = CpuId(index as u32);
                 freed += self.participant().collect_from(id);
-                let waiting: Option<(CpuId, Ticket)> = {
+                let waiting: [Option<Ticket>; 2] = {
                     let Some(pin) = machine.epoch.try_pin_other(id) else { continue };
                     freed += self.settle_pinned(&pin);
-                    machine.frames.oldest_deferred(&pin).map(|grace| (id, grace.ticket))
+                    let oldest = machine.frames.oldest_deferred(&pin).map(|grace| grace.ticket);
+                    [oldest, machine.frames.last_late(&pin)]
                 };
-                if let Some((id, ticket)) = waiting {
-                    machine.host.settle(id, ticket);
+                if waiting.iter().any(Option::is_some) {
+                    waiting.into_iter().flatten().for_each(|ticket| machine.host.settle(id, ticket));
                     machine.epoch.try_advance();
                     machine.epoch.try_advance();
                     if let Some(pin) = machine.epoch.try_pin_other(id) {

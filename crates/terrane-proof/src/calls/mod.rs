@@ -12,6 +12,7 @@ mod index;
 mod moves;
 mod ranges;
 mod reclaim;
+mod sharers;
 mod swapoff;
 mod users;
 

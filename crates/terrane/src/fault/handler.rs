@@ -102,6 +102,9 @@ fn write_protected<H: Host>(
         }
         return Err(Stop::Again);
     }
+    if is_anon && !ram.has_room_for_late() {
+        return Err(Stop::Again);
+    }
     let anon = private::prepare_anon(attempt)?;
     let copy = attempt.allocate(addr).ok_or(Stop::Fail(FaultError::OutOfMemory))?;
     let Some(taken) = slot.take(raw) else {

@@ -29,6 +29,7 @@
 //! Whoever frees what it does not hold, and whoever passes a pin of another machine.
 
 use super::cache::{BATCH, Cache};
+use super::late::Late;
 use super::limbo::Limbo;
 use super::meta::{FrameFlags, FrameMeta};
 use super::nodes::Nodes;
@@ -56,6 +57,7 @@ const CPUS_MAX: usize = 1 << 16;
 pub(super) struct CpuFrames {
     pub(super) cache: Cache,
     pub(super) limbo: Limbo,
+    pub(super) late: Late,
     /// It found no frame the last time it asked for one.
     short: AtomicBool,
 }
@@ -92,6 +94,7 @@ impl Frames {
             of_cpus.push(CachePadded::new(CpuFrames {
                 cache: Cache::try_new(capacity)?,
                 limbo: Limbo::new(),
+                late: Late::new(),
                 short: AtomicBool::new(false),
             }));
         }
@@ -330,7 +333,7 @@ impl Frames {
     }
 }
 
-describe!([] CpuFrames { cache, limbo, short });
+describe!([] CpuFrames { cache, limbo, late, short });
 
 #[cfg(terrane_watch)]
 impl crate::names::Describe for Frames {

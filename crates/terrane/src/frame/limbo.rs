@@ -196,14 +196,15 @@ impl Frames {
         Some(count)
     }
 
-    /// Frames that one CPU has deferred; 0 for a CPU that does not exist. Exact at rest.
+    /// Frames that one CPU has deferred, and references to shared frames that it gives back late; 0 for a CPU that does not exist. Exact
+    /// at rest.
     pub fn deferred(&self, cpu: CpuId) -> usize {
-        self.try_of(cpu).map_or(0, |cpu| cpu.limbo.count.load(Relaxed))
+        self.try_of(cpu).map_or(0, |cpu| cpu.limbo.count.load(Relaxed) + cpu.late.len())
     }
 
-    /// Frames that all CPUs have deferred. Exact at rest. O(CPUs).
+    /// The same of all CPUs. Exact at rest. O(CPUs).
     pub fn deferred_frames(&self) -> usize {
-        self.of_all().map(|cpu| cpu.limbo.count.load(Relaxed)).sum()
+        self.of_all().map(|cpu| cpu.limbo.count.load(Relaxed) + cpu.late.len()).sum()
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `pool` | the shared pool: a bit for each frame, in blocks of 2 MiB that form again |
 //! | [`nodes`] | which frames are near to which processors |
 //! | [`limbo`] | freeing later: when no CPU can still use a translation or a pointer |
+//! | `late` | references to shared pages that are given back when a shoot-down has passed |
 //! | [`list`] | a list of frames that needs no memory of its own |
 //! | [`ram`] | physical memory as a pinned CPU sees it: bytes, tables, zeroing, copying |
 //! | [`slab`] | records of one type on cache lines of their own |
@@ -21,6 +22,7 @@
 
 mod cache;
 pub mod frames;
+mod late;
 pub mod limbo;
 pub mod list;
 pub mod meta;

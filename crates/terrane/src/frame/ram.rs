@@ -151,9 +151,36 @@ impl<'a, H: Host> Ram<'a, H> {
         }
     }
 
-    /// One holder less of `frame`, an anonymous page; the last one frees it, once the shoot-down of its entry has passed.
+    /// Whether [`drop_reference`](Self::drop_reference) can be called for a page that others map too. If not, a shoot-down must pass first.
     #[inline]
-    pub fn drop_reference(&self, frame: Frame, ticket: Ticket) {
+    pub(crate) fn has_room_for_late(&self) -> bool {
+        self.frames.has_room_for_late(self.pin) || {
+            self.settle_late();
+            self.frames.has_room_for_late(self.pin)
+        }
+    }
+
+    /// Gives references back whose shoot-downs have passed.
+    pub(crate) fn settle_late(&self) -> usize {
+        let freed = self.frames.settle_late(self.pin, &|cpu, ticket| self.host.has_passed(cpu, ticket));
+        if freed > 0 {
+            self.stats.add(self.pin, Counter::PgFree, freed as u64);
+        }
+        freed
+    }
+
+    /// One holder less of `frame`, an anonymous page, once the shoot-down of its entry has passed; the last one frees it. For a page that
+    /// others map too there must be [room](Self::has_room_for_late).
+    #[inline]
+    pub(crate) fn drop_reference(&self, frame: Frame, ticket: Ticket) {
+        // With one reference it is the caller's, and nobody can add another.
+        let shared = ticket != Ticket::PASSED && self.meta(frame).references() > 1;
+        if mutant!("copied_page_dropped_at_once", shared, false) {
+            self.settle_late();
+            let added = self.frames.drop_late(self.pin, frame, ticket);
+            debug_assert!(added, "no room for a late reference");
+            return;
+        }
         if self.meta(frame).dec_references() != 0 {
             return;
         }

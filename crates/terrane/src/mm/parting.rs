@@ -16,8 +16,8 @@
 //!
 //! # Who may break it
 //!
-//! Whoever lets go of a shared page's reference before the shoot-down of its entry. A copy-on-write does so behind the shoot-down,
-//! without awaiting it: with a host whose shoot-downs pass late, a load that was under way then may still see a later store.
+//! Whoever lets go of a shared page's reference before the shoot-down of its entry has passed. A copy-on-write, which cannot wait for that, has its
+//! own way ([`Ram::drop_reference`]).
 //!
 //! Source: Linux keeps the page's reference until the batch of its unmapping (`mmu_gather`) has been flushed.
 

@@ -56,6 +56,8 @@ fn all_entries(cpu: &Cpu<TestHost>, spaces: &[&Space]) -> BTreeMap<Frame, Entrie
 /// The walk finds for each private page exactly the entries that map it, each once, and its count is theirs.
 pub(super) fn check_private(cpu: &Cpu<TestHost>, spaces: &[&Space]) -> usize {
     let mut shared = 0;
+    // References of pages that were copied are given back late.
+    cpu.quiesce();
     for (frame, entries) in all_entries(cpu, spaces) {
         let meta = cpu.machine().frames().meta(frame);
         let mut found = Entries::new();

@@ -50,7 +50,8 @@ fn load_outlasts(config: SpaceConfig, leave: impl Fn(&Cpu<TestHost>, &Space, u64
 
 #[test]
 fn a_load_under_way_does_not_see_what_another_space_stores() {
-    let ways: [&(dyn Fn(&Cpu<TestHost>, &Space, u64) + Sync); 3] = [
+    type Way<'a> = &'a (dyn Fn(&Cpu<TestHost>, &Space, u64) + Sync);
+    let ways: [Way<'_>; 3] = [
         &|cpu, space, at| space.unmap(cpu, at, BLOCK).unwrap(),
         &|cpu, space, at| space.advise(cpu, at, BLOCK, Advice::DontNeed).unwrap(),
         &|cpu, space, at| space.advise(cpu, at, BLOCK, Advice::GuardInstall).unwrap(),
