@@ -19,13 +19,13 @@ const PAGES: u64 = 2;
 pub(super) type Shown = ManuallyDrop<Shared<Object<Model>>>;
 
 /// Maps all of the object from page `at` of the space on.
-fn show(cpu: &Me, space: &Space, object: &Shared<Object<Model>>, at: u64) {
+pub(super) fn show(cpu: &Me, space: &Space, object: &Shared<Object<Model>>, at: u64) {
     let request = MapRequest::object(object, 0, PAGES * PAGE_SIZE, RW, true).fixed(page(at));
     assert_eq!(space.map(cpu, request), Ok(page(at)));
 }
 
 /// A file of two pages, mapped from page 0 on.
-fn file() -> (World, Me, Shown, Disk) {
+pub(super) fn file() -> (World, Me, Shown, Disk) {
     let (world, cpu) = World::of(SMALL);
     let disk = Disk::new(PAGES as usize);
     let object = Object::file(&world.machine, disk.clone()).unwrap();

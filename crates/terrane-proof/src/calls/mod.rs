@@ -13,6 +13,8 @@ mod moves;
 mod ranges;
 mod reclaim;
 mod sharers;
+mod steps;
+mod storers;
 mod swapoff;
 mod users;
 

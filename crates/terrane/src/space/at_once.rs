@@ -66,7 +66,7 @@ impl<H: Host> Mm<H> {
     #[inline]
     fn is_told(&self, cpu: &Cpu<H>, range: AddrRange) -> bool {
         let number = self.history.active();
-        number == 0 || cpu.images().contains(number, range)
+        mutant!("step_untold", number == 0 || cpu.images().contains(number, range), true)
     }
 }
 

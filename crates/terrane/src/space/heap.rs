@@ -182,8 +182,8 @@ impl<H: Host> AddressSpace<H> {
             }
             let flags = vma.flags();
             vma.change(|vma| {
-                let may =
-                    self.may_move_untold(cpu, gone) && !mm.has_tables(&pin, gone) && !mm.may_be_sealed();
+                let untouched = mutant!("break_ignores_tables", !mm.has_tables(&pin, gone), true);
+                let may = self.may_move_untold(cpu, gone) && untouched && !mm.may_be_sealed();
                 if may {
                     vma.set_end(gone.start);
                     edit.set_end(gone.start);
