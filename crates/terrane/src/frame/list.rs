@@ -25,6 +25,7 @@ pub struct FrameList {
 
 impl FrameList {
     /// A list without frames.
+    #[inline]
     pub const fn new() -> Self {
         Self { head: NO_FRAME, tail: NO_FRAME, len: 0 }
     }

@@ -83,6 +83,7 @@ fn raise(hint: &AtomicU64, gap: u64) {
     }
 }
 
+#[inline]
 fn is_enough(hint: u64, gap: u64) -> bool {
     hint >= gap && hint & MARK == 0
 }

@@ -227,6 +227,7 @@ pub(super) fn child_above<T, const N: usize, const F: usize>(
     if depth > 0 { path.at(depth - 1) } else { 0 }
 }
 
+#[inline]
 fn is_among(at: usize, replaced: (usize, usize)) -> bool {
     at >= replaced.0 && at < replaced.0 + replaced.1
 }

@@ -83,16 +83,19 @@ const LINE: usize = 64;
 const ORDER: u64 = 0xfedc_ba98_7654_3210;
 
 /// The ranks below `rank`, in an order.
+#[inline]
 const fn mask(rank: usize) -> u64 {
     (1 << (4 * rank)) - 1
 }
 
 /// An order without what it has at `rank`: those behind move up.
+#[inline]
 const fn without(order: u64, rank: usize) -> u64 {
     order & mask(rank) | order >> 4 & !mask(rank)
 }
 
 /// An order with `slot` at `rank`: those from there on move back, and the last one falls out.
+#[inline]
 const fn with(order: u64, rank: usize, slot: usize) -> u64 {
     order & mask(rank) | (slot as u64) << (4 * rank) | (order & !mask(rank)) << 4
 }

@@ -41,6 +41,7 @@ pub(super) fn cut(total: usize, new: usize, run: Run) -> usize {
 
 /// A node with no more than this many of `room` items may be merged. Half of [`merged`]: of two nodes that can be
 /// merged, one is as small as that.
+#[inline]
 pub(super) const fn scant(room: usize) -> usize {
     merged(room) / 2
 }

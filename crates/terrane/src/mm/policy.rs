@@ -59,6 +59,7 @@ impl Policy {
         (self.mode as u64) << 32 | u64::from(self.nodes.0)
     }
 
+    #[cold]
     fn of_word(word: u64) -> Self {
         let mode = match word >> 32 {
             1 => PolicyMode::Preferred,
@@ -127,7 +128,14 @@ impl Policies {
     /// The policy that a VMA with these attributes has.
     #[inline]
     pub(crate) fn of(&self, flags: VmFlags) -> Policy {
-        Policy::of_word(self.0[number_of(flags)].load(Ordering::Relaxed))
+        self.but_default(flags).unwrap_or(Policy::DEFAULT)
+    }
+
+    /// The same; `None` for the default, which nearly all have: then nothing is made of the word.
+    #[inline]
+    fn but_default(&self, flags: VmFlags) -> Option<Policy> {
+        let word = self.0[number_of(flags)].load(Ordering::Relaxed);
+        (word != 0).then(|| Policy::of_word(word))
     }
 
     /// The policy of the space.
@@ -179,18 +187,18 @@ impl<H: Host> Mm<H> {
     /// A frame for the page at `addr` of a VMA with these attributes.
     #[inline]
     pub(crate) fn allocate_page(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
-        match self.policies.of(flags) {
-            Policy::DEFAULT => ram.allocate(),
-            policy => policy.allocate(ram, addr >> PAGE_SHIFT),
+        match self.policies.but_default(flags) {
+            None => ram.allocate(),
+            Some(policy) => policy.allocate(ram, addr >> PAGE_SHIFT),
         }
     }
 
     /// The same, all zeros.
     #[inline]
     pub(crate) fn allocate_zeroed_page(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
-        match self.policies.of(flags) {
-            Policy::DEFAULT => ram.allocate_zeroed(),
-            policy => policy.allocate(ram, addr >> PAGE_SHIFT).inspect(|&frame| ram.zero(frame)),
+        match self.policies.but_default(flags) {
+            None => ram.allocate_zeroed(),
+            Some(policy) => policy.allocate(ram, addr >> PAGE_SHIFT).inspect(|&frame| ram.zero(frame)),
         }
     }
 

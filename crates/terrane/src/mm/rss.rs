@@ -117,6 +117,7 @@ fn is_time(count: &AtomicU64, n: u64) -> bool {
     time
 }
 
+#[inline]
 fn raise(peak: &AtomicU64, now: u64) {
     // Looked at first: it rarely rises.
     if peak.load(Ordering::Relaxed) < now {

@@ -46,6 +46,7 @@ pub(super) enum Place {
 }
 
 impl Place {
+    #[inline]
     fn of(word: u64) -> Self {
         match word & (FILLED | SWAPPED) {
             FILLED => Place::Frame(Frame(word as u32)),
@@ -127,10 +128,12 @@ pub(super) struct PageCache {
     root: AtomicPtr<Node>,
 }
 
+#[inline]
 fn height_of(root: *mut Node) -> u32 {
     (root.addr() & HEIGHT_MASK) as u32
 }
 
+#[inline]
 fn node_of(root: *mut Node) -> *mut Node {
     root.map_addr(|addr| addr & !HEIGHT_MASK)
 }
@@ -147,6 +150,7 @@ fn free_node(node: *mut Node) {
 }
 
 /// Pages that a tree of `height` levels covers.
+#[inline]
 fn reach(height: u32) -> u64 {
     1 << (BITS * height)
 }

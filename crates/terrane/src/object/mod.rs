@@ -455,6 +455,7 @@ pub struct MappingLink {
 
 impl MappingLink {
     /// A link in no list.
+    #[inline]
     pub const fn new() -> Self {
         Self { prev: Cell::new(ptr::null()), next: Cell::new(ptr::null()) }
     }

@@ -118,6 +118,7 @@ impl<F: Format> PageTable<F> {
 }
 
 /// What an entry of `level` at `addr` covers.
+#[inline]
 fn span_of(addr: u64, level: Level) -> AddrRange {
     AddrRange::new(addr, addr + level.span())
 }

@@ -50,11 +50,13 @@ impl Level {
     pub const BLOCK: Level = Level(2);
 
     /// The level of a format's root.
+    #[inline]
     pub(super) const fn root<F: Format>() -> Level {
         Level(F::LEVELS)
     }
 
     /// The level below; level 1 has none.
+    #[inline]
     pub(super) const fn below(self) -> Level {
         Level(self.0 - 1)
     }

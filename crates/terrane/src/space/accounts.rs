@@ -41,12 +41,14 @@ impl Limits {
         )
     }
 
+    #[inline]
     fn get(&self, limit: Limit) -> Option<u64> {
         Some(self.0[limit as usize].load(Ordering::Relaxed)).filter(|&limit| limit != NONE)
     }
 }
 
 /// True for what `RLIMIT_DATA` counts: private memory, or copies of a file's, that may be stored to.
+#[inline]
 fn is_data(flags: VmFlags) -> bool {
     flags & (VmFlags::WRITE | VmFlags::SHARED | VmFlags::GROWSDOWN) == VmFlags::WRITE
 }
@@ -58,6 +60,7 @@ pub(super) fn is_accountable(flags: VmFlags) -> bool {
 
 /// The attributes of `vma` when `prot` is to hold. As in Linux, private memory counts from when it may be stored to, and on until it
 /// is unmapped, but for memory without a page that may not be stored to any more.
+#[inline]
 pub(super) fn protected<H: Host>(vma: &Vma<H>, old: VmFlags, prot: Prot) -> VmFlags {
     let mut flags = old.with_prot(prot);
     if flags.contains(VmFlags::WRITE) {

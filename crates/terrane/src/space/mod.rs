@@ -342,6 +342,7 @@ fn retry_with_memory<H: Host, T>(
 ///
 /// # Errors
 /// [`Error::Invalid`] when `addr` is not aligned or the range wraps.
+#[inline]
 fn page_range(addr: u64, len: u64) -> Result<AddrRange, Error> {
     if !crate::addr::is_page_aligned(addr) {
         return Err(Error::Invalid);

@@ -83,6 +83,7 @@ pub type FreeFn = unsafe fn(NonNull<RetireLink>, &mut Freeing<'_>);
 
 impl RetireLink {
     /// A link of an object that is in use.
+    #[inline]
     pub const fn new() -> Self {
         Self { next: Cell::new(ptr::null_mut()), stamp: Cell::new(0), free: Cell::new(None) }
     }
@@ -183,6 +184,7 @@ impl Epoch {
     ///
     /// # Safety
     /// `id` is registered and the caller is its only user while the result lives.
+    #[inline]
     pub unsafe fn participant(&self, id: CpuId) -> Participant<'_> {
         Participant { epoch: self, id, not_sync: PhantomData }
     }

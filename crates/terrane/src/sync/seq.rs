@@ -40,6 +40,7 @@ pub struct SeqCount(AtomicU32);
 
 impl SeqCount {
     /// A counter at rest.
+    #[inline]
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
     }
