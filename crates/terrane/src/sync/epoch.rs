@@ -238,12 +238,13 @@ impl Epoch {
         let now = self.global.load(Ordering::Relaxed);
         mutant!("advance_without_fence", fence(Ordering::SeqCst), ());
         for slot in &self.slots[..self.used()] {
-            let word = slot.word.load(Ordering::Relaxed);
+            // What was read under a pin that has ended was read before. Not by one fence for all: ThreadSanitizer knows none.
+            let order = mutant!("advance_without_acquire", Ordering::Acquire, Ordering::Relaxed);
+            let word = slot.word.load(order);
             if mutant!("advance_past_pins", word != 0 && word >> 1 != now, false) {
                 return false;
             }
         }
-        mutant!("advance_without_acquire", fence(Ordering::Acquire), ());
         self.global.compare_exchange(now, now + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
