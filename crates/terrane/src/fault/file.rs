@@ -112,12 +112,9 @@ pub(super) fn find_page<H: Host>(
         Page::Ready(frame) => Ok(frame),
         Page::Reading(frame) => Err(Stop::Wait(object.clone(), frame)),
         Page::Absent if object.is_file() => Err(Stop::Read(object.clone(), index)),
-        // By the policy of the mapping that touches it first.
-        Page::Absent => match object.make_page_of(attempt.ram.pin, index, |ram| {
-            let first = attempt.seen.index_of(attempt.seen.range.start);
-            let addr = attempt.seen.range.start + ((index - first) << PAGE_SHIFT);
-            attempt.mm.allocate_zeroed_page(ram, flags, addr)
-        }) {
+        Page::Absent => match object
+            .make_page_of(attempt.ram.pin, index, |ram| attempt.mm.allocate_page_of(ram, object, index))
+        {
             Ok(made) => made.ok_or(Stop::Again),
             Err(FaultError::BeyondEnd) => Err(Stop::Read(object.clone(), index)),
             Err(error) => Err(Stop::Fail(error)),

@@ -384,7 +384,7 @@ impl<'a, H: Host> Course<'a, H> {
             let pin = cpu.pin();
             // A hint: at worst, memory is looked for in the wrong place once.
             let vma = self.mm.index.find(&pin, self.addr);
-            vma.and_then(|vma| self.mm.bound_to(vma.flags()))
+            vma.and_then(|vma| self.mm.bound_to(vma, self.addr))
         };
         match nodes {
             Some(nodes) => cpu.find_memory_on(nodes),

@@ -4,8 +4,9 @@
 //! table in five bits of its attributes ([`NUMBER`]): so merging compares policies for free, a fault reads the number with the rest, and a space
 //! has at most 31 different ones. Places are not given back while the space lives: they say what they say for good.
 //!
-//! A policy is for pages that are made from now on: first touches and copies. A page of shared memory is made by the policy of the mapping that
-//! touches it first. Pages that are read, from swap or a file, come from where the CPU is.
+//! A policy is for pages that are made from now on: first touches and copies. Those of shared memory are the object's, by ranges of its pages
+//! (`object::policy`): who sets one through any mapping sets it for all, and where none has been set the policy of the space counts that touches a page
+//! first. Its pages take turns by their numbers in the object. Pages that are read, from swap or a file, come from where the CPU is.
 //!
 //! # Huge pages
 //!
@@ -19,8 +20,9 @@ use crate::addr::{Frame, PAGE_SHIFT};
 use crate::error::Error;
 use crate::frame::{NodeMask, Ram};
 use crate::host::Host;
+use crate::object::Object;
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::vma::VmFlags;
+use crate::vma::{Snapshot, VmFlags, Vma};
 
 /// The bits of a VMA's attributes that number its policy; 0: the space's.
 pub const NUMBER: VmFlags = VmFlags::from_bits_retain(31 << SHIFT);
@@ -55,12 +57,12 @@ impl Policy {
     /// Where the CPU is.
     pub const DEFAULT: Policy = Policy { mode: PolicyMode::Default, nodes: NodeMask(0) };
 
-    fn word(self) -> u64 {
+    pub(crate) fn word(self) -> u64 {
         (self.mode as u64) << 32 | u64::from(self.nodes.0)
     }
 
     #[cold]
-    fn of_word(word: u64) -> Self {
+    pub(crate) fn of_word(word: u64) -> Self {
         let mode = match word >> 32 {
             1 => PolicyMode::Preferred,
             2 => PolicyMode::Bind,
@@ -193,12 +195,19 @@ impl<H: Host> Mm<H> {
         }
     }
 
-    /// The same, all zeros.
-    #[inline]
-    pub(crate) fn allocate_zeroed_page(&self, ram: &Ram<'_, H>, flags: VmFlags, addr: u64) -> Option<Frame> {
-        match self.policies.but_default(flags) {
+    /// A frame of zeros for page `index` of `object`, which is shared memory.
+    pub(crate) fn allocate_page_of(&self, ram: &Ram<'_, H>, object: &Object<H>, index: u64) -> Option<Frame> {
+        match object.policy_of(index).or_else(|| self.policies.but_default(VmFlags::empty())) {
             None => ram.allocate_zeroed(),
-            Some(policy) => policy.allocate(ram, addr >> PAGE_SHIFT).inspect(|&frame| ram.zero(frame)),
+            Some(policy) => policy.allocate(ram, index).inspect(|&frame| ram.zero(frame)),
+        }
+    }
+
+    /// The policy by which the page at `addr` of this mapping is made.
+    pub(crate) fn policy_at(&self, vma: &Vma<H>, seen: &Snapshot, addr: u64) -> Policy {
+        match vma.object().filter(|object| object.has_policies()) {
+            Some(object) => object.policy_of(seen.index_of(addr)).unwrap_or_else(|| self.policies.own()),
+            None => self.policies.of(seen.flags),
         }
     }
 
@@ -207,9 +216,9 @@ impl<H: Host> Mm<H> {
         self.policies.of(flags).allocate_block(ram, flags, addr / BLOCK_SIZE)
     }
 
-    /// The only nodes from which the memory of a VMA with these attributes may come.
-    pub(crate) fn bound_to(&self, flags: VmFlags) -> Option<NodeMask> {
-        let policy = self.policies.of(flags);
+    /// The only nodes from which the memory at `addr` of this mapping may come.
+    pub(crate) fn bound_to(&self, vma: &Vma<H>, addr: u64) -> Option<NodeMask> {
+        let policy = self.policy_at(vma, &vma.snapshot(), addr);
         (policy.mode == PolicyMode::Bind).then_some(policy.nodes)
     }
 }

@@ -51,6 +51,7 @@ mod charge;
 mod identity;
 mod io;
 mod out;
+mod policy;
 
 pub use cache::Slots;
 
@@ -60,6 +61,7 @@ use crate::frame::{FrameFlags, Ram};
 use crate::host::{File, FrameRange, Host};
 use crate::machine::Machine;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence, note_write};
+use crate::sync::once::SetOnce;
 use crate::sync::{Pin, Shared};
 use cache::{PageCache, Place};
 use charge::Charge;
@@ -107,6 +109,8 @@ pub struct Object<H: Host> {
     named: AtomicBool,
     /// How it counts in the account of what programs have been promised.
     charge: Charge,
+    /// Where the pages of shared memory come from, where that has been said.
+    policies: SetOnce<policy::RangePolicies>,
 }
 
 /// A page of an object, as a fault finds it.
@@ -192,6 +196,7 @@ impl<H: Host> Object<H> {
             number: machine.new_object_number(),
             named: AtomicBool::new(false),
             charge,
+            policies: SetOnce::new(),
         })?;
         // Its pages lead to it: see `of_page`.
         Shared::expose(&object);

@@ -29,12 +29,13 @@ bitflags::bitflags! {
 }
 
 impl<H: Host> AddressSpace<H> {
-    /// `mbind`: pages of `len` bytes at `addr`, private or of shared memory, are made by `policy` from now on. O(VMAs), with flags O(pages).
+    /// `mbind`: pages of `len` bytes at `addr`, private or of shared memory, are made by `policy` from now on; those of shared memory in all of its
+    /// mappings. O(VMAs), with flags O(pages).
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unaligned address, a range that wraps, a policy that names nodes that are not there or none where
-    /// it needs some; [`Error::BadAddress`] for a hole; [`Error::NoMemory`], also for more than 31 different policies: nothing has
-    /// changed. [`Error::Io`] with `STRICT` when a page is elsewhere; without `MOVE` nothing has changed then.
+    /// it needs some; [`Error::BadAddress`] for a hole; [`Error::NoMemory`], also for more than 31 different policies, or 32 ranges of
+    /// shared memory: nothing has changed but perhaps the policies of shared memory. [`Error::Io`] with `STRICT` when a page is elsewhere; without `MOVE` nothing has changed then.
     pub fn set_policy(
         &self,
         cpu: &Cpu<H>,
@@ -53,7 +54,7 @@ impl<H: Host> AddressSpace<H> {
             return Err(Error::Io);
         }
         let number = self.mm().policies.number(policy)?;
-        self.set_policy_number(cpu, range, number)?;
+        self.set_policy_number(cpu, range, number, policy)?;
         if moves {
             let left = self.move_misplaced(cpu, range, policy, flags.contains(PolicyFlags::MOVE_ALL));
             if left > 0 && flags.contains(PolicyFlags::STRICT) {
@@ -86,8 +87,8 @@ impl<H: Host> AddressSpace<H> {
         let page = AddrRange::new(addr, addr.saturating_add(1));
         let _steady = self.mm().share(cpu, page);
         let pin = cpu.pin();
-        let (_, seen) = self.mm().vma_at(&pin, addr).ok_or(Error::BadAddress)?;
-        Ok(self.mm().policies.of(seen.flags))
+        let (vma, seen) = self.mm().vma_at(&pin, addr).ok_or(Error::BadAddress)?;
+        Ok(self.mm().policy_at(vma, &seen, addr))
     }
 
     /// `get_mempolicy` with `MPOL_F_NODE` and `MPOL_F_ADDR`, `move_pages` without nodes: the node of the page at `addr`; `None` when none is
@@ -101,7 +102,13 @@ impl<H: Host> AddressSpace<H> {
         node
     }
 
-    fn set_policy_number(&self, cpu: &Cpu<H>, range: AddrRange, number: VmFlags) -> Result<(), Error> {
+    fn set_policy_number(
+        &self,
+        cpu: &Cpu<H>,
+        range: AddrRange,
+        number: VmFlags,
+        policy: Policy,
+    ) -> Result<(), Error> {
         let new = |flags: VmFlags| flags.difference(NUMBER).union(number);
         let mut change = Change::begin(self.mm(), cpu, range);
         if self.has_limits() {
@@ -131,6 +138,18 @@ impl<H: Host> AddressSpace<H> {
             }
             change.plan_splits()?;
             change.plan(&cpu.pin(), splits)?;
+            // As in Linux, nothing is set again by a mapping whose policy it is.
+            let mut result = Ok(());
+            change.for_each(&cpu.pin(), range, |vma, seen| {
+                let object = vma.object().filter(|object| object.has_policies());
+                if let Some(object) = object.filter(|_| new(seen.flags) != seen.flags) {
+                    let part = seen.range.intersection(range);
+                    let first = seen.index_of(part.start);
+                    result = object.set_policy(first..first + part.pages(), policy);
+                }
+                if result.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            result?;
             change.alter(range, |_, flags| new(flags));
             change.cut_blocks();
         }
@@ -154,7 +173,9 @@ impl<H: Host> AddressSpace<H> {
                             frame.filter(|&frame| ram.meta(frame).flags().intersects(movable))
                         {
                             let addr = run.address_of(index);
-                            visit(addr, frame, addr >> PAGE_SHIFT);
+                            let meta = ram.meta(frame);
+                            let shared = meta.flags().contains(FrameFlags::SHMEM);
+                            visit(addr, frame, if shared { meta.index() } else { addr >> PAGE_SHIFT });
                         }
                         ControlFlow::Continue(())
                     });
@@ -204,7 +225,7 @@ impl<H: Host> AddressSpace<H> {
         let machine = cpu.machine();
         let mut at = range.start;
         while at < range.end {
-            let mut batch = [(0, Frame(0)); BATCH];
+            let mut batch = [(0, Frame(0), 0); BATCH];
             let mut count = 0;
             let mut next = range.end;
             self.for_each_page(cpu, AddrRange::new(at, range.end), |addr, frame, turn| {
@@ -212,19 +233,19 @@ impl<H: Host> AddressSpace<H> {
                     return;
                 }
                 match batch.get_mut(count) {
-                    Some(place) => *place = (addr, frame),
+                    Some(place) => *place = (addr, frame, turn),
                     None => next = next.min(addr),
                 }
                 count += 1;
             });
-            for &(addr, frame) in &batch[..count.min(BATCH)] {
+            for &(addr, frame, turn) in &batch[..count.min(BATCH)] {
                 let to = {
                     let pin = cpu.pin();
                     let ram = machine.ram(&pin);
                     // As in Linux: one space's policy does not move what others share, unless asked.
                     let meta = ram.meta(frame);
                     let shared = meta.flags().contains(FrameFlags::ANON) && meta.references() > 1;
-                    if shared && !all { None } else { policy.allocate(&ram, addr >> PAGE_SHIFT) }
+                    if shared && !all { None } else { policy.allocate(&ram, turn) }
                 };
                 let Some(to) = to else { continue };
                 self.divide_around(cpu, addr);

@@ -6,6 +6,7 @@ use crate::error::{Error, FaultError};
 use crate::frame::{Node, NodeMask};
 use crate::host::FrameRange;
 use crate::mm::BLOCK_SIZE;
+use crate::object::Object;
 use crate::space::{HugePages, MapRequest, Policy, PolicyFlags, PolicyMode, SpaceConfig};
 use crate::stats::Counter;
 use crate::sync::CpuId;
@@ -159,7 +160,7 @@ fn memory_bound_to_a_full_node_is_swapped_and_others_stay() {
 }
 
 #[test]
-fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
+fn pages_of_shared_memory_come_by_the_policies_of_the_object() {
     let bench = bench();
     let cpu = &bench.cpu;
     let space = bench.space(SpaceConfig::default());
@@ -178,7 +179,7 @@ fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
         assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(if n % 2 == 0 { n } else { 0 }));
     }
     for n in 0..10 {
-        let turn = [0, 2][((at >> PAGE_SHIFT) + n + 10) as usize % 2];
+        let turn = [0, 2][n as usize % 2];
         let nodes = [node(n), node(n + 10), node(n + 20), node(n + 30)];
         assert_eq!(nodes, [Some(0), Some(turn), Some(2), Some(1)], "page {n}");
     }
@@ -187,7 +188,7 @@ fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
     for n in 0..40 {
         // Not mapped before it is touched.
         assert_eq!(bench.load(&space, at + n * PAGE_SIZE), Ok(if n % 2 == 0 { n } else { 0 }));
-        assert_eq!(node(n), Some(((at >> PAGE_SHIFT) + n) as usize % 2));
+        assert_eq!(node(n), Some(n as usize % 2));
     }
     // A node that is full is none, for who is bound to it.
     let more = space.map(cpu, MapRequest::shared_anonymous(200 * PAGE_SIZE, RW)).unwrap();
@@ -196,6 +197,50 @@ fn pages_of_shared_memory_come_by_the_policy_of_who_touches_them() {
     assert!(end > 80 && end <= 100, "{end}");
     assert_eq!(bench.store(&space, more + end * PAGE_SIZE, 1), Err(FaultError::OutOfMemory));
     space.destroy(cpu);
+    bench.assert_nothing_left();
+}
+
+#[test]
+fn policies_of_shared_memory_hold_for_all_of_its_mappings() {
+    let bench = bench();
+    let cpu = &bench.cpu;
+    let (one, two) = (bench.space(SpaceConfig::default()), bench.space(SpaceConfig::default()));
+    let memory = Object::shared_memory(&bench.machine, 40 * PAGE_SIZE).unwrap();
+    let show = |space: &super::Space, from: u64, to: u64, shared| {
+        let len = (to - from) * PAGE_SIZE;
+        space.map(cpu, MapRequest::object(&memory, from * PAGE_SIZE, len, RW, shared)).unwrap()
+    };
+    let (bind, none) = (|nodes| policy(PolicyMode::Bind, nodes), PolicyFlags::empty());
+    let at = show(&one, 10, 30, true);
+    one.set_policy(cpu, at, 10 * PAGE_SIZE, bind(1), none).unwrap();
+    // Through another mapping of other pages, in another space, and later.
+    let other = show(&two, 0, 40, true);
+    two.set_own_policy(cpu, bind(4)).unwrap();
+    let at_two = |n: u64| two.policy_at(cpu, other + n * PAGE_SIZE).unwrap();
+    assert_eq!([5, 10, 19, 20].map(at_two), [bind(4), bind(1), bind(1), bind(4)]);
+    for n in 0..40 {
+        bench.store(&two, other + n * PAGE_SIZE, n).unwrap();
+        assert_eq!(two.node_at(cpu, other + n * PAGE_SIZE), Some(if (10..20).contains(&n) { 0 } else { 2 }));
+    }
+    // What is set last counts, whoever sets it; and it stays when its mapping goes.
+    two.set_policy(cpu, other + 15 * PAGE_SIZE, 10 * PAGE_SIZE, bind(2), none).unwrap();
+    assert_eq!([9, 14].map(|n| one.policy_at(cpu, at + n * PAGE_SIZE)), [Ok(bind(2)); 2]);
+    two.destroy(cpu);
+    let later = show(&one, 0, 40, true);
+    assert_eq!(
+        [14, 15, 24, 25].map(|n| one.policy_at(cpu, later + n * PAGE_SIZE).unwrap().nodes.0),
+        [1, 2, 2, 0]
+    );
+    one.set_policy(cpu, later, 40 * PAGE_SIZE, bind(1), none).unwrap();
+    one.set_policy(cpu, later, 40 * PAGE_SIZE, Policy::DEFAULT, none).unwrap();
+    assert_eq!(one.policy_at(cpu, at), Ok(Policy::DEFAULT), "gone for all");
+    // More ranges than an object has places for.
+    let refused = (0..40).find(|n| {
+        one.set_policy(cpu, later + n * PAGE_SIZE, PAGE_SIZE, bind(1 + *n as u32 % 2), none).is_err()
+    });
+    assert_eq!(refused, Some(32));
+    one.destroy(cpu);
+    drop(memory);
     bench.assert_nothing_left();
 }
 
