@@ -242,8 +242,9 @@ pub fn start(thread: &Thread) {
     let target = choose(thread, arch::cpu_index());
     thread.cpu.store(target as u32, Ordering::Relaxed);
     thread.state.store(QUEUED, Ordering::SeqCst);
-    // It begins where the others are.
-    thread.virtual_time.store(floor_of(target), Ordering::Relaxed);
+    // It begins a slice behind the others, as in CFS: else who starts many threads would come after all of them when they
+    // are woken together, having had more time than each.
+    thread.virtual_time.store(floor_of(target) + SLICE, Ordering::Relaxed);
     enqueue(target, thread, false);
 }
 
