@@ -2,11 +2,13 @@
 //!
 //! Without QEMU or a C compiler the tests are skipped, and say so.
 
+use object::{Object as _, ObjectSymbol as _};
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -464,4 +466,76 @@ fn what_a_guest_cannot_have_is_one_line() {
     let given = format!("{}=/large", large.display());
     refused(boot(kernel).args(["--memory", "64M", "--file", &given]).arg(&program), "too little memory");
     refused(boot(kernel).args(["--kernel", "/no/such/kernel"]).arg(&program), "/no/such/kernel");
+}
+
+/// The protocol that debuggers speak with a guest.
+struct Debugger(TcpStream);
+
+impl Debugger {
+    /// Connects as soon as the guest is there.
+    fn connect(guest: &mut Child) -> Self {
+        let start = Instant::now();
+        loop {
+            if let Ok(stream) = TcpStream::connect("localhost:1234") {
+                stream.set_read_timeout(Some(Duration::from_secs(100))).expect("a time");
+                return Self(stream);
+            }
+            assert!(guest.try_wait().expect("a status").is_none(), "the guest has not waited");
+            assert!(start.elapsed() < Duration::from_secs(60), "nobody listens for a debugger");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Sends a packet, and returns what answers it.
+    fn ask(&mut self, packet: &str) -> String {
+        let sum = packet.bytes().fold(0, u8::wrapping_add);
+        write!(self.0, "${packet}#{sum:02x}").expect("it listens");
+        let mut bytes = (&self.0).bytes().map(|byte| byte.expect("an answer"));
+        // Behind what acknowledges the packet.
+        bytes.find(|&byte| byte == b'$').expect("a packet");
+        let answer = bytes.by_ref().take_while(|&byte| byte != b'#').map(char::from).collect();
+        bytes.nth(1).expect("the packet's sum");
+        (&self.0).write_all(b"+").expect("it listens");
+        answer
+    }
+
+    /// The instruction pointer: behind the 16 general registers, the lowest byte first.
+    fn instruction(&mut self) -> u64 {
+        let registers = self.ask("g");
+        let digits = registers.get(16 * 16..17 * 16).expect("registers of 64 bits");
+        u64::from_str_radix(digits, 16).expect("a number").swap_bytes()
+    }
+}
+
+#[test]
+fn a_debugger_finds_the_guest_waiting_and_stops_it_in_the_kernel() {
+    let (Some(kernel), Some(program)) = (kernel(), made("conformance/streams", "gcc")) else { return };
+    if TcpListener::bind("localhost:1234").is_err() {
+        return skip("a debugger: somebody else has its port");
+    }
+    let image = std::fs::read(kernel).expect("the image");
+    let image = object::File::parse(&*image).expect("an ELF file");
+    let entry = image.symbol_by_name("page_fault_entry").expect("its symbol").address();
+    let mut guest = boot(kernel)
+        .arg("--gdb")
+        .arg(program)
+        .args(["status", "42"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut debugger = Debugger::connect(&mut guest);
+    assert!(debugger.ask("qSupported").contains("PacketSize="));
+    assert_eq!(debugger.instruction(), 0xfff0, "the guest has not waited for its debugger");
+    assert_eq!(debugger.ask(&format!("Z1,{entry:x},1")), "OK");
+    let stopped = debugger.ask("c");
+    assert!(stopped.starts_with("T05"), "{stopped}");
+    assert_eq!(debugger.instruction(), entry);
+    assert_eq!(debugger.ask(&format!("z1,{entry:x},1")), "OK");
+    // From here on it runs by itself.
+    assert_eq!(debugger.ask("D"), "OK");
+    let output = guest.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(42), "{}", text(&output.stderr));
+    let told = text(&output.stderr);
+    assert!(told.starts_with("terrane: the guest waits") && told.contains("localhost:1234"), "{told}");
 }

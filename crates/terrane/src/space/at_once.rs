@@ -72,7 +72,10 @@ impl<H: Host> Mm<H> {
 
 impl<H: Host> AddressSpace<H> {
     /// The short way of `map`, which as a rule is all of it: private memory of its own, at any address or where nothing is. One pin,
-    /// one look for a place, one at the leaf for all the rest. `None`, and nothing done, when it is not as simple as that.
+    /// one look for a place, one at the leaf for all the rest.
+    ///
+    /// # Errors
+    /// The place that it found, if it got so far: nothing is done, and it is not as simple as that.
     #[inline]
     pub(super) fn map_at_once(
         &self,
@@ -80,7 +83,7 @@ impl<H: Host> AddressSpace<H> {
         request: &MapRequest<H>,
         len: u64,
         flags: VmFlags,
-    ) -> Option<u64> {
+    ) -> Result<u64, Option<u64>> {
         let (mm, config) = (self.mm(), self.config());
         let is_simple = request.object.is_none()
             && !request.flags.intersects(NOT_SIMPLE)
@@ -90,18 +93,18 @@ impl<H: Host> AddressSpace<H> {
             && len <= config.range.len()
             && !self.has_limits();
         if !is_simple {
-            return None;
+            return Err(None);
         }
         let pin = cpu.pin();
-        let addr = self.candidate_at_once(cpu, &pin, request, len)?;
+        let addr = self.candidate_at_once(cpu, &pin, request, len).ok_or(None)?;
         let range = AddrRange::new(addr, addr + len);
         if self.insert_at_once(cpu, &pin, range, flags) {
             mm.ram(&pin).event(Counter::Map, addr);
             drop(pin);
             cpu.tidy();
-            return Some(addr);
+            return Ok(addr);
         }
-        self.insert_held_at_once(cpu, pin, range, flags).then_some(addr)
+        if self.insert_held_at_once(cpu, pin, range, flags) { Ok(addr) } else { Err(Some(addr)) }
     }
 
     /// Maps `range` without holding it.

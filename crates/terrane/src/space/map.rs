@@ -173,9 +173,10 @@ impl<H: Host> AddressSpace<H> {
             flags.remove(VmFlags::NORESERVE);
         }
         flags.set(VmFlags::ACCOUNT, is_accountable(flags));
-        if let Some(addr) = self.map_at_once(cpu, request, len, flags) {
-            return Ok((addr, len));
-        }
+        let seen = match self.map_at_once(cpu, request, len, flags) {
+            Ok(addr) => return Ok((addr, len)),
+            Err(seen) => seen,
+        };
         // As in Linux, what may be dropped is not locked by an earlier `mlockall`, and is no part of what was mapped before it.
         let (asked, alone) = (flags, flags.contains(VmFlags::DROPPABLE | VmFlags::LOCKED));
         if alone {
@@ -186,13 +187,14 @@ impl<H: Host> AddressSpace<H> {
             None if shared => 0,
             None => addr >> PAGE_SHIFT,
         };
-        let Claim { range, mut change, fits, mut pin } = self.claim(cpu, request, len, |range, beside| {
-            let (pgoff, pages) = (pgoff_at(range.start), range.pages());
-            if alone {
-                return Fits { up: false, down: false };
-            }
-            look_beside(&Candidate { flags, object: object.as_ref(), pgoff, pages }, range, beside)
-        })?;
+        let Claim { range, mut change, fits, mut pin } =
+            self.claim(cpu, request, len, seen, |range, beside| {
+                let (pgoff, pages) = (pgoff_at(range.start), range.pages());
+                if alone {
+                    return Fits { up: false, down: false };
+                }
+                look_beside(&Candidate { flags, object: object.as_ref(), pgoff, pages }, range, beside)
+            })?;
         let addr = range.start;
         let fixed = request.flags.contains(MapFlags::FIXED);
         if fixed || self.has_limits() {

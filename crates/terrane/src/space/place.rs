@@ -61,12 +61,13 @@ pub(super) struct Fits {
 impl<H: Host> AddressSpace<H> {
     /// Finds the addresses for `request`, whose length is `len` (whole pages, not 0), and takes hold of them. They are free,
     /// but for a fixed address, where what is mapped is still there. `fits` says which of the VMAs beside them they
-    /// continue.
+    /// continue. `seen` are addresses that an earlier search for it has found, if there was one.
     pub(super) fn claim<'a>(
         &'a self,
         cpu: &'a Cpu<H>,
         request: &MapRequest<H>,
         len: u64,
+        mut seen: Option<u64>,
         fits: impl Fn(AddrRange, Beside<'_, H>) -> Fits,
     ) -> Result<Claim<'a, H>, Error> {
         let (mm, config) = (self.mm(), self.config());
@@ -89,7 +90,8 @@ impl<H: Host> AddressSpace<H> {
         }
         if config.locking == Locking::Speculative {
             for _ in 0..TRIES {
-                let Some(addr) = self.candidate(cpu, request, len) else { break };
+                let found = seen.take().or_else(|| self.candidate(cpu, request, len));
+                let Some(addr) = found else { break };
                 let range = AddrRange::new(addr, addr + len);
                 let change = Change::begin_within(mm, cpu, reach(range), range);
                 let pin = cpu.pin();
