@@ -189,6 +189,12 @@ fn handlers_of_faults_are_as_on_linux() {
 }
 
 #[test]
+fn refusals_of_memory_calls_are_as_on_linux() {
+    // musl's `brk` refuses everything.
+    same_as_linux("conformance/refusals", &[], &[("gcc", &[]), ("gcc", &CLASSIC)]);
+}
+
+#[test]
 fn other_descriptors_are_as_on_linux() {
     same_as_linux("conformance/descriptors", &[], &[("gcc", &[]), ("gcc", &CLASSIC)]);
 }

@@ -6,7 +6,7 @@ use super::table::Files;
 use super::tree::root;
 use crate::arch;
 use crate::errno::Errno;
-use crate::mm::{Object, Space};
+use crate::mm::{self, Object, Space};
 use crate::sync::SpinLock;
 use crate::task::process::{LIMITS, RLIMIT_NOFILE};
 use crate::task::thread::{Thread, current, try_current};
@@ -224,9 +224,9 @@ pub fn group() -> u32 {
     tree::tree().process(pid).map_or(0, |node| node.group)
 }
 
-/// True when somebody maps the object so that stores reach it.
+/// True when somebody maps the object so that stores reach it, or may come to.
 pub fn is_mapped_writable(object: &Object) -> bool {
-    !object.lock_mappings().is_empty()
+    mm::with_cpu(|cpu| terrane::rmap::walk::is_mapped_for_stores(cpu, object))
 }
 
 /// A name of 15 bytes at most.

@@ -71,6 +71,12 @@ pub struct How {
     pub mode: u32,
 }
 
+/// What a file is called in listings of mappings, if it ever was mapped.
+fn last_name(node: &Node) -> Result<Vec<u8>, Errno> {
+    let identity = node.object().and_then(|object| object.identity());
+    identity.map_or(Ok(Vec::new()), |identity| super::directory::copy(identity.path().as_bytes()))
+}
+
 /// Opens a file, or makes it.
 ///
 /// # Errors
@@ -110,7 +116,11 @@ pub fn open_node(start: &Node, path: &[u8], how: How) -> Result<Open, Errno> {
         let follow = flags & O_NOFOLLOW == 0 && !alone;
         let last = if flags & O_CREAT != 0 { Last::Create(follow) } else { Last::following(follow) };
         let found = walk(start, path, last)?;
-        let absolute = found.path()?;
+        let absolute = match found.path() {
+            // Reached by a link of `/proc`'s, without a name on the way: then by the one it had, if any.
+            Err(_) if found.parent.is_none() => found.node.as_ref().map_or(Ok(Vec::new()), last_name)?,
+            path => path?,
+        };
         let Found { parent, name, node, .. } = found;
         let Some(node) = node else {
             if flags & O_CREAT == 0 {

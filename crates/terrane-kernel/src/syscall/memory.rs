@@ -240,7 +240,28 @@ pub fn mincore(addr: u64, len: u64, to: u64) -> Answer {
 
 /// `madvise`.
 pub fn madvise(addr: u64, len: u64, advice: u64) -> Answer {
+    const MERGEABLE: i32 = 12;
+    const UNMERGEABLE: i32 = 13;
+    // Nothing looks for equal pages, as on Linux until it is told to.
+    if let MERGEABLE | UNMERGEABLE = advice as i32 {
+        return advise_nothing(addr, len);
+    }
     done(|space, cpu| space.madvise(cpu, addr, len, advice as i32))
+}
+
+/// The checks of an advice that has no effect.
+fn advise_nothing(addr: u64, len: u64) -> Answer {
+    let aligned = addr.is_multiple_of(PAGE_SIZE).then(|| len.checked_next_multiple_of(PAGE_SIZE)).flatten();
+    let end = aligned.and_then(|len| addr.checked_add(len)).ok_or(Errno::EINVAL)?;
+    let mut at = addr;
+    while at < end {
+        let next = with(|space, cpu| {
+            let pin = cpu.pin();
+            Ok(space.mm().vma_at(&pin, at).map(|(_, seen)| seen.range.end))
+        })?;
+        at = next.ok_or(Errno::ENOMEM)?;
+    }
+    Ok(0)
 }
 
 /// `mlock`.

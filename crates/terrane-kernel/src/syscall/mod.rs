@@ -175,7 +175,7 @@ pub fn call(frame: &mut TrapFrame) -> Option<Answer> {
         325 => memory::mlock2(a, b, c),
         329 => memory::pkey_mprotect(a, b, c, d),
         // No keys on this machine: as where the processor has none.
-        330 => Err(Errno::ENOSPC),
+        330 => Err(Errno::EINVAL),
         331 => Err(Errno::EINVAL),
         334 => rseq::rseq(a, b, c, d),
         424 => remote::pidfd_send_signal(a, b, c, d),

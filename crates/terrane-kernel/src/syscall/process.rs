@@ -520,6 +520,8 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
     const SET_PTRACER: u64 = 0x5961_6d61;
     const SET_THP_DISABLE: u64 = 41;
     const GET_THP_DISABLE: u64 = 42;
+    const SET_MEMORY_MERGE: u64 = 67;
+    const GET_MEMORY_MERGE: u64 = 68;
     let thread = current();
     let process = thread.process();
     match option {
@@ -594,9 +596,22 @@ pub fn prctl([option, a, b, c, d, _]: [u64; 6]) -> Answer {
         }
         GET_MDWE if a != 0 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
         GET_MDWE => Ok(process.no_new_code.load(Ordering::Relaxed).into()),
-        // How huge pages are made is the command line's to say, for all.
-        SET_THP_DISABLE => Err(Errno::EINVAL),
-        GET_THP_DISABLE => Ok(0),
+        // How huge pages are made is the command line's to say, for all, and nothing looks for equal pages: what is set is what is got.
+        SET_THP_DISABLE if b & !2 != 0 || c != 0 || d != 0 || a == 0 && b != 0 => Err(Errno::EINVAL),
+        SET_THP_DISABLE => {
+            let told = if a != 0 { 1 | b as u32 } else { 0 };
+            process.no_huge_pages.store(told, Ordering::Relaxed);
+            Ok(0)
+        }
+        GET_THP_DISABLE if a != 0 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        GET_THP_DISABLE => Ok(process.no_huge_pages.load(Ordering::Relaxed).into()),
+        SET_MEMORY_MERGE if b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        SET_MEMORY_MERGE => {
+            process.merges.store(a != 0, Ordering::Relaxed);
+            Ok(0)
+        }
+        GET_MEMORY_MERGE if a != 0 || b != 0 || c != 0 || d != 0 => Err(Errno::EINVAL),
+        GET_MEMORY_MERGE => Ok(process.merges.load(Ordering::Relaxed).into()),
         _ => Err(Errno::EINVAL),
     }
 }

@@ -129,6 +129,9 @@ pub struct Process {
     pub no_new_privileges: AtomicBool,
     /// `PR_SET_MDWE`: memory is not to become executable that was not so when it was mapped.
     pub no_new_code: AtomicU32,
+    /// `PR_SET_THP_DISABLE`, `PR_SET_MEMORY_MERGE`: what is set is what is got.
+    pub no_huge_pages: AtomicU32,
+    pub merges: AtomicBool,
     /// It may use `MEMBARRIER_CMD_PRIVATE_EXPEDITED`…: those that it has registered for.
     pub barriers: AtomicU32,
     /// `execve` has been here since it was forked (`setpgid` of a child looks).
@@ -178,6 +181,8 @@ impl Process {
             dumpable: AtomicU32::new(1),
             no_new_privileges: AtomicBool::new(false),
             no_new_code: AtomicU32::new(0),
+            no_huge_pages: AtomicU32::new(0),
+            merges: AtomicBool::new(false),
             barriers: AtomicU32::new(0),
             has_execed: AtomicBool::new(false),
             ids: Lock::new([[0; 3]; 2]),
@@ -203,6 +208,8 @@ impl Process {
         let code = parent.no_new_code.load(Ordering::Relaxed);
         // The second bit: not for children.
         self.no_new_code.store(if code & 2 != 0 { 0 } else { code }, Ordering::Relaxed);
+        self.no_huge_pages.store(parent.no_huge_pages.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.merges.store(parent.merges.load(Ordering::Relaxed), Ordering::Relaxed);
         self.barriers.store(parent.barriers.load(Ordering::Relaxed), Ordering::Relaxed);
         *self.ids.lock() = *parent.ids.lock();
         *self.program.lock() = parent.program.lock().clone();

@@ -15,7 +15,7 @@ use crate::object::{MappingLink, Object};
 use crate::page_table::{BUSY, Level, Pte, Slot, Walk, swap_slot};
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
-use crate::vma::Vma;
+use crate::vma::{Vma, VmFlags};
 use core::mem::offset_of;
 use core::ops::{ControlFlow, Range};
 
@@ -134,6 +134,16 @@ pub fn for_each_range_of_object<H: Host>(
         let mm = unsafe { &*vma.space().cast::<Mm<H>>() };
         visit(mm, vma, AddrRange::new(at(from), at(to)), from);
     }
+}
+
+/// True when a mapping of `object` lets stores reach it, or may come to (`MAY_WRITE`): what forbids to seal it against them. Blocks on the object's
+/// mapping lock; not while pinned. O(mappings).
+pub fn is_mapped_for_stores<H: Host>(cpu: &Cpu<H>, object: &Object<H>) -> bool {
+    let mut any = false;
+    for_each_range_of_object(cpu, object, 0..u64::MAX, |_, vma, _, _| {
+        any |= vma.flags().contains(VmFlags::SHARED.union(VmFlags::MAYWRITE));
+    });
+    any
 }
 
 /// Calls `visit` for each entry of `range` that is not empty. Not while pinned.
