@@ -30,6 +30,8 @@ use crossbeam_utils::CachePadded;
 const LARGEST: u64 = 64 << 30;
 /// The smallest: what one page table covers.
 const SMALLEST: u64 = 2 << 20;
+/// Bytes left free at the end of a large stretch.
+const MARGIN: u64 = STACK_GUARD_GAP.next_multiple_of(SMALLEST);
 /// Stretches for each CPU that the space has room for, at least.
 const A_CPU: u64 = 8;
 /// What is small: this part of a stretch.
@@ -107,9 +109,9 @@ impl<H: Host> Stretches<H> {
     }
 
     /// Where in a stretch to place. Large ones leave the guard gap of a stack free at their end, so that no search needs to
-    /// look what begins behind it, which another CPU may be changing.
+    /// look what begins behind it, which another CPU may be changing; and a whole page table, so that the first mappings fill another.
     fn room(&self, stretch: AddrRange) -> AddrRange {
-        let margin = if self.size / STACK_GUARD_GAP > SMALL { STACK_GUARD_GAP } else { 0 };
+        let margin = if self.size / MARGIN > SMALL { MARGIN } else { 0 };
         AddrRange::new(stretch.start, stretch.end - margin)
     }
 

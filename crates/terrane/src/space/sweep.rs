@@ -6,7 +6,7 @@ use crate::frame::{BLOCK_FRAMES, FrameList, Grace, Ram};
 use crate::host::{Host, Ticket};
 use crate::machine::Cpu;
 use crate::mm::rss::{PageKind, Removed};
-use crate::mm::{BlockFrames, Mm, Parting, block_around};
+use crate::mm::{BLOCK_SIZE, BlockFrames, Mm, Parting, block_around};
 use crate::page_table::{BUSY, EMPTY, Level, Pte, PteFlags, Slot, swap_slot};
 use crate::stats::Counter;
 use crate::sync::atomic::Ordering;
@@ -165,8 +165,13 @@ impl<'a, H: Host> Sweep<'a, H> {
         let mut tables = FrameList::new();
         if unmapped {
             let floor = self.mm.index.last_starting_before(&pin, range.start).map_or(0, Vma::end);
-            let ceiling = self.mm.index.first_ending_after(&pin, range.start).map_or(u64::MAX, Vma::start);
-            self.mm.page_table.free_tables(&ram, floor, ceiling, range, &mut tables);
+            // As a rule it is small and has a neighbour below in its 2 MiB: then no table can go, whatever is above.
+            let first = range.start & !(BLOCK_SIZE - 1);
+            if floor <= first || range.end > first + BLOCK_SIZE {
+                let above = self.mm.index.first_ending_after(&pin, range.start);
+                let ceiling = above.map_or(u64::MAX, Vma::start);
+                self.mm.page_table.free_tables(&ram, floor, ceiling, range, &mut tables);
+            }
         }
         // The entries of an object may have been taken away a moment ago, with loads through them still under way.
         if !self.found && tables.is_empty() && !self.ending {
