@@ -5,12 +5,15 @@ use super::{
     reclaim, second_word, store, unmap,
 };
 use crate::host::Model;
-use crate::schedules::{USUAL, check, check_caught};
+use crate::schedules::{Effort, USUAL, check, check_caught};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use terrane::sync::atomic::spin_loop;
 use terrane::vma::{Advice, Prot};
 use terrane::{FaultError, PAGE_SIZE};
+
+/// For what few schedules show.
+const MANY: Effort = Effort { schedules: 2400, ..USUAL };
 
 /// Waits until another thread has raised `flag`.
 fn wait_for(flag: &AtomicBool) {
@@ -254,7 +257,7 @@ fn protect_and_a_page_that_is_swapped_out() {
 
 #[test]
 fn protect_shoots_down_what_is_on_its_way_out() {
-    check_caught("swap_protected_without_shoot_down", USUAL, against_protect);
+    check_caught("swap_protected_without_shoot_down", MANY, against_protect);
 }
 
 /// A page is locked beside its way out: once that has returned it is in memory.
@@ -536,6 +539,10 @@ fn two_who_store_to_a_page_on_its_way_out() {
 
 #[test]
 fn a_page_on_its_way_out_is_mapped_when_it_stands_still() {
-    check_caught("swap_maps_unsettled", USUAL, two_storers_and_swap);
-    check_caught("swap_maps_unsettled", USUAL, two_storers_and_migration);
+    check_caught("swap_maps_unsettled", MANY, two_storers_and_swap);
+}
+
+#[test]
+fn a_page_on_its_way_to_another_frame_is_mapped_when_it_stands_still() {
+    check_caught("swap_maps_unsettled", MANY, two_storers_and_migration);
 }
