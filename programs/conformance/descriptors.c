@@ -93,6 +93,27 @@ int main(void)
 	signal(SIGPIPE, SIG_IGN);
 	R(write(s[1], "x", 1));
 	R(socketpair(AF_UNIX, 77, 0, s));
+	int kinds[] = { SOCK_DGRAM, SOCK_SEQPACKET };
+	for (int i = 0; i < 2; i++) {
+		R(socketpair(AF_UNIX, kinds[i], 0, s));
+		R(write(s[0], "hello", 5));
+		R(send(s[0], "you", 3, 0));
+		R(recv(s[1], back, 32, MSG_PEEK));
+		R(read(s[1], back, 2));
+		R(read(s[1], back, 32));
+		IS(!memcmp(back, "you", 3));
+		R(recv(s[1], back, 32, MSG_DONTWAIT));
+		one.fd = s[1];
+		R(poll(&one, 1, 0));
+		R(write(s[1], "back", 4));
+		one.fd = s[0];
+		R(poll(&one, 1, 0));
+		R(read(s[0], back, 32));
+		close(s[0]);
+		if (kinds[i] == SOCK_SEQPACKET)
+			R(read(s[1], back, 32));
+		close(s[1]);
+	}
 
 	puts("# Privileges and scheduling");
 	struct __user_cap_header_struct header = { 0, 0 };

@@ -26,9 +26,17 @@ struct State {
     writers_seen: u64,
     /// Nothing goes in any more, and what is in it can be read to the end.
     stopped: bool,
+    /// How long the packets are that the bytes are, where they are to be read as they were written.
+    packets: Option<VecDeque<usize>>,
 }
 
 impl State {
+    /// Bytes that a read may take at most: the first packet's, or all.
+    fn next(&self) -> usize {
+        let first = self.packets.as_ref().map(|packets| packets.front().copied().unwrap_or(0));
+        first.unwrap_or(self.bytes.len())
+    }
+
     /// Nobody will write.
     fn is_over(&self) -> bool {
         self.writers == 0 || self.stopped
@@ -53,8 +61,16 @@ impl Pipe {
             readers_seen: 0,
             writers_seen: 0,
             stopped: false,
+            packets: None,
         };
         Self { state: SpinLock::new(state), bell: Bell::new() }
+    }
+
+    /// The same, for packets: a read takes one, and what it has no room for is lost.
+    pub fn of_packets() -> Self {
+        let pipe = Self::new();
+        pipe.state.lock().packets = Some(VecDeque::new());
+        pipe
     }
 
     /// Somebody opens it.
@@ -117,13 +133,18 @@ impl Pipe {
         loop {
             {
                 let mut state = self.state.lock();
-                let count = buffer.len().min(state.bytes.len());
+                let next = state.next();
+                let count = buffer.len().min(next);
                 if count > 0 {
                     let (first, second) = state.bytes.as_slices();
                     let split = count.min(first.len());
                     buffer[..split].copy_from_slice(&first[..split]);
                     buffer[split..count].copy_from_slice(&second[..count - split]);
-                    state.bytes.drain(..count);
+                    let taken = if state.packets.is_some() { next } else { count };
+                    state.bytes.drain(..taken);
+                    if let Some(packets) = &mut state.packets {
+                        packets.pop_front();
+                    }
                 }
                 if count > 0 {
                     drop(state);
@@ -153,8 +174,8 @@ impl Pipe {
             {
                 let state = self.state.lock();
                 if !state.bytes.is_empty() || state.is_over() {
-                    let count = buffer.len().min(state.bytes.len());
-                    buffer.iter_mut().zip(state.bytes.iter()).for_each(|(to, &from)| *to = from);
+                    let count = buffer.len().min(state.next());
+                    buffer[..count].iter_mut().zip(state.bytes.iter()).for_each(|(to, &from)| *to = from);
                     return Ok(count);
                 }
             }
@@ -178,6 +199,12 @@ impl Pipe {
     pub fn put_back(&self, bytes: &[u8]) {
         let mut state = self.state.lock();
         if state.bytes.try_reserve(bytes.len()).is_ok() {
+            if let Some(packets) = &mut state.packets {
+                if packets.try_reserve(1).is_err() {
+                    return;
+                }
+                packets.push_front(bytes.len());
+            }
             bytes.iter().rev().for_each(|&byte| state.bytes.push_front(byte));
         }
     }
@@ -185,9 +212,14 @@ impl Pipe {
     /// Puts bytes in: all of them, unless they are not to be kept together (`whole`), where it may be fewer.
     ///
     /// # Errors
-    /// `EPIPE` when nobody reads, `EAGAIN`, `ERESTARTSYS`, `ENOMEM`.
+    /// `EPIPE` when nobody reads, `EAGAIN`, `ERESTARTSYS`, `ENOMEM`, `EMSGSIZE` for too large a packet.
     pub fn write(&self, bytes: &[u8], whole: bool, blocks: bool) -> Result<usize, Errno> {
-        let needed = if whole { bytes.len() } else { 1 };
+        const TOO_LARGE: Errno = Errno(90);
+        let packets = self.state.lock().packets.is_some();
+        if packets && bytes.len() > self.capacity() {
+            return Err(TOO_LARGE);
+        }
+        let needed = if whole || packets { bytes.len() } else { 1 };
         loop {
             {
                 let mut state = self.state.lock();
@@ -197,6 +229,10 @@ impl Pipe {
                 let count = bytes.len().min(state.capacity - state.bytes.len().min(state.capacity));
                 if count >= needed {
                     state.bytes.try_reserve(count)?;
+                    if let Some(packets) = state.packets.as_mut().filter(|_| count > 0) {
+                        packets.try_reserve(1)?;
+                        packets.push_back(count);
+                    }
                     state.bytes.extend(&bytes[..count]);
                     drop(state);
                     self.bell.ring();

@@ -1,4 +1,4 @@
-//! Pairs of sockets (`AF_UNIX`, streams): two pipes, one for each way. There are no others: nothing here has a name to connect to.
+//! Pairs of sockets (`AF_UNIX`, streams and packets): two pipes, one for each way. There are no others: nothing here has a name to connect to.
 
 use super::abi::{O_CLOEXEC, O_NONBLOCK, O_RDWR, POLLERR, POLLHUP, POLLIN};
 use super::inode::{Inode, Kind, Volume};
@@ -51,6 +51,8 @@ pub fn socket() -> Result<u64, Errno> {
 pub fn pair(family: u32, kind: u32, protocol: u32, at: u64) -> Result<u64, Errno> {
     const UNIX: u32 = 1;
     const STREAM: u32 = 1;
+    const DATAGRAM: u32 = 2;
+    const PACKETS: u32 = 5;
     const NO_SUCH_TYPE: Errno = Errno(94);
     const NO_SUCH_PROTOCOL: Errno = Errno(93);
     let flags = kind & !0xf;
@@ -58,12 +60,13 @@ pub fn pair(family: u32, kind: u32, protocol: u32, at: u64) -> Result<u64, Errno
         return Err(Errno::EINVAL);
     }
     match (family, kind & 0xf, protocol) {
-        (UNIX, STREAM, 0 | 1) => {}
-        (UNIX, STREAM, _) => return Err(NO_SUCH_PROTOCOL),
+        (UNIX, STREAM | DATAGRAM | PACKETS, 0 | 1) => {}
+        (UNIX, STREAM | DATAGRAM | PACKETS, _) => return Err(NO_SUCH_PROTOCOL),
         (UNIX, ..) => return Err(NO_SUCH_TYPE),
         _ => return Err(Errno::EAFNOSUPPORT),
     }
-    let (there, back) = (Shared::try_new(Pipe::new())?, Shared::try_new(Pipe::new())?);
+    let pipe = || if kind & 0xf == STREAM { Pipe::new() } else { Pipe::of_packets() };
+    let (there, back) = (Shared::try_new(pipe())?, Shared::try_new(pipe())?);
     let end = |input: &Shared<Pipe>, output: &Shared<Pipe>| {
         input.open(true, false);
         output.open(false, true);

@@ -129,6 +129,11 @@ fn name(path: &str) -> &str {
     path.trim_matches('/')
 }
 
+/// How the kernel reads archives: the very code.
+#[cfg(test)]
+#[path = "../../../terrane-kernel/src/fs/cpio.rs"]
+mod kernel;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +184,61 @@ mod tests {
         let read: Vec<_> =
             read.iter().map(|(name, mode, bytes)| (name.as_str(), *mode, &bytes[..])).collect();
         assert_eq!(read, expected);
+    }
+
+    /// An archive of files with names and contents of many lengths; what is in it.
+    fn some(seed: u32) -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
+        let mut state = seed;
+        let mut random = |below: u32| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 16) % below
+        };
+        let mut archive = Archive::new(Vec::new());
+        let mut put = Vec::new();
+        for number in 0..random(12) {
+            let name = format!("{number}{}", "x".repeat(random(9) as usize));
+            let contents: Vec<u8> = (0..random(11)).map(|_| random(256) as u8).collect();
+            archive.file(&name, 0o644, &contents).unwrap();
+            put.push((name, contents));
+        }
+        (archive.finish().unwrap(), put)
+    }
+
+    fn read_by_kernel(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+        let text = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+        kernel::members(bytes).map(|member| (text(member.name), member.bytes.to_vec())).collect()
+    }
+
+    #[test]
+    fn the_kernel_reads_what_is_written() {
+        for seed in 0..200 {
+            let (bytes, put) = some(seed);
+            assert_eq!(read_by_kernel(&bytes), put, "seed {seed}");
+            let modes =
+                kernel::members(&bytes).all(|member| member.mode == 0o100_644 && member.modified == 0);
+            assert!(modes, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_reads_the_whole_files_of_what_is_cut_off() {
+        let (bytes, put) = (0..).map(some).find(|(_, put)| put.len() > 5).unwrap();
+        for end in 0..bytes.len() {
+            let read = read_by_kernel(&bytes[..end]);
+            assert_eq!(read[..], put[..read.len()], "cut off at {end}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_survives_what_is_no_archive() {
+        let (bytes, put) = (0..).map(some).find(|(_, put)| put.len() > 5).unwrap();
+        for place in 0..bytes.len() {
+            for value in [0, b'0', b'f', b'g', 0xff] {
+                let mut spoilt = bytes.clone();
+                spoilt[place] = value;
+                // One header says where the next is: so there may be fewer, and never more than fit.
+                assert!(read_by_kernel(&spoilt).len() <= put.len() + 1);
+            }
+        }
     }
 }
