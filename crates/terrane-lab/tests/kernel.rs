@@ -5,7 +5,7 @@
 use object::{Object as _, ObjectSymbol as _};
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::io::{Read as _, Write as _};
+use std::io::{BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -496,7 +496,8 @@ impl Debugger {
     fn ask(&mut self, packet: &str) -> String {
         let sum = packet.bytes().fold(0, u8::wrapping_add);
         write!(self.0, "${packet}#{sum:02x}").expect("it listens");
-        let mut bytes = (&self.0).bytes().map(|byte| byte.expect("an answer"));
+        // Nothing but the answer comes, so nothing behind it is lost with the buffer.
+        let mut bytes = BufReader::new(&self.0).bytes().map(|byte| byte.expect("an answer"));
         // Behind what acknowledges the packet.
         bytes.find(|&byte| byte == b'$').expect("a packet");
         let answer = bytes.by_ref().take_while(|&byte| byte != b'#').map(char::from).collect();
