@@ -15,7 +15,7 @@ use crate::object::{MappingLink, Object};
 use crate::page_table::{BUSY, Level, Pte, Slot, Walk, swap_slot};
 use crate::rmap::AnonVma;
 use crate::stats::Counter;
-use crate::vma::{Vma, VmFlags};
+use crate::vma::{VmFlags, Vma};
 use core::mem::offset_of;
 use core::ops::{ControlFlow, Range};
 
