@@ -102,7 +102,8 @@ fn write_protected<H: Host>(
         }
         return Err(Stop::Again);
     }
-    if is_anon && !ram.has_room_for_late() {
+    // For the reference to the old page. Whatever kind of page that seems: it may be another by the time the entry is taken.
+    if !ram.has_room_for_late() {
         return Err(Stop::Again);
     }
     let anon = private::prepare_anon(attempt)?;
