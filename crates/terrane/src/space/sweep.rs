@@ -13,7 +13,8 @@ use crate::sync::atomic::Ordering;
 use crate::vma::{Prot, Vma};
 use core::ops::ControlFlow;
 
-/// A sweep of parts of the page table: all of them are zapped, then shot down once, then freed.
+/// A sweep of parts of the page table: all of them are zapped, then shot down once, then freed. Pages that a fork shares are parted with a
+/// table's span at a time before that (`mm::parting`), each with a shoot-down of its own.
 pub(super) struct Sweep<'a, H: Host> {
     mm: &'a Mm<H>,
     cpu: &'a Cpu<H>,
